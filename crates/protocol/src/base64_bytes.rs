@@ -1,7 +1,7 @@
 //! Bytes that travel as base64 text in JSON.
 //!
-//! Invariant: bytes are decoded once, straight out of the message, and encoded once, straight into
-//! the outgoing one (see [`crate::encode`]); no intermediate `String` lives on the hot path.
+//! Invariant: bytes are decoded once, directly from the message, and encoded once, directly into the
+//! outgoing one (see [`crate::encode`]), without an intermediate `String`.
 
 use std::fmt;
 use std::ops::Deref;
@@ -52,7 +52,7 @@ impl From<&[u8]> for Base64Bytes {
     }
 }
 
-/// Shows the length only: what passes through a terminal or a file may be secret.
+/// Shows the length only: the content of terminals and files may be secret.
 impl fmt::Debug for Base64Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "<{} bytes>", self.0.len())

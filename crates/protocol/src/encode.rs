@@ -1,8 +1,8 @@
-//! Messages out: each is serialized once, straight to bytes, never through a tree of values.
+//! Outgoing messages: each is serialized once, directly to bytes, never through a tree of values.
 //!
-//! Types that carry bulk bytes write themselves by hand ([`Encode::encode_into`]), so that base64
-//! goes right into the message, with no string in between and no second scan for escapes. A test
-//! holds every one of them equal to what serde would have written.
+//! Types with bulk bytes implement [`Encode::encode_into`] by hand, so that base64 goes directly into the
+//! message, without an intermediate string or a second scan for escapes. A test compares each of them with
+//! serde's output.
 
 use serde::Serialize;
 
@@ -19,19 +19,19 @@ pub trait Encode: Serialize {
         json(self, out);
     }
 
-    /// About how long that text is.
+    /// The approximate length of that text.
     fn size_hint(&self) -> usize {
         128
     }
 }
 
-/// For types that write themselves as serde would.
+/// Implements [`Encode`] with serde for these types.
 macro_rules! by_serde {
     ($($ty:ty),* $(,)?) => { $(impl $crate::encode::Encode for $ty {})* };
 }
 pub(crate) use by_serde;
 
-/// A request, ready to send.
+/// Encodes a request.
 pub fn request<C: Call>(id: &RequestId, params: &C::Params) -> Vec<u8> {
     let mut out = Vec::with_capacity(96 + params.size_hint());
     out.extend_from_slice(b"{\"id\":");
@@ -44,12 +44,12 @@ pub fn request<C: Call>(id: &RequestId, params: &C::Params) -> Vec<u8> {
     out
 }
 
-/// A successful response, ready to send.
+/// Encodes a successful response.
 pub fn response<R: Encode + ?Sized>(id: &RequestId, result: &R) -> Vec<u8> {
     response_in(Vec::with_capacity(64 + result.size_hint()), id, result)
 }
 
-/// A successful response, ready to send, in a buffer of the caller's.
+/// Encodes a successful response into the caller's buffer, which it clears first.
 pub fn response_in<R: Encode + ?Sized>(mut out: Vec<u8>, id: &RequestId, result: &R) -> Vec<u8> {
     out.clear();
     out.extend_from_slice(b"{\"id\":");
@@ -60,7 +60,7 @@ pub fn response_in<R: Encode + ?Sized>(mut out: Vec<u8>, id: &RequestId, result:
     out
 }
 
-/// An error response, ready to send.
+/// Encodes an error response.
 pub fn error(id: &RequestId, error: &RpcError) -> Vec<u8> {
     let mut out = Vec::with_capacity(96 + error.message.len());
     out.extend_from_slice(b"{\"error\":");
@@ -71,7 +71,7 @@ pub fn error(id: &RequestId, error: &RpcError) -> Vec<u8> {
     out
 }
 
-/// A notification, ready to send.
+/// Encodes a notification.
 pub fn notification<N: Notification>(params: &N::Params) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + params.size_hint());
     out.extend_from_slice(b"{\"method\":\"");

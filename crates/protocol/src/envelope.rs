@@ -1,7 +1,7 @@
-//! The envelope: what kind of message this is, whose it is, and its params still as text.
+//! The message envelope: kind, id, and params as raw text.
 //!
-//! JSON-RPC 2.0 without the `jsonrpc` member. Params and results stay raw until the method is known
-//! and are parsed exactly once, into their type.
+//! JSON-RPC 2.0 without the `jsonrpc` member. Params and results stay raw until the method is known, and are
+//! parsed exactly once, into their type.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use crate::error::RpcError;
 use crate::limits::{self, DecodeLimits};
 
-/// Names a request; echoed unchanged in its response.
+/// The id of a request; its response repeats it unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestId {
     /// Any 64-bit integer.
@@ -22,7 +22,7 @@ pub enum RequestId {
 }
 
 impl RequestId {
-    /// The id of an answer to a message whose own id could not be told.
+    /// The id of a response to a message whose own id could not be read.
     pub const UNKNOWN: Self = Self::Integer(-1);
 }
 
@@ -87,64 +87,64 @@ pub struct Trace {
     pub tracestate: Option<String>,
 }
 
-/// A message as it came, borrowed from its text.
+/// A received message, borrowed from its text.
 #[derive(Debug)]
 pub enum Incoming<'a> {
     /// `method` and `id`.
     Request {
-        /// To be echoed.
+        /// The id for the response.
         id: RequestId,
-        /// Not yet looked up.
+        /// The method's name, not yet looked up.
         method: String,
-        /// Not yet parsed; `None` where absent.
+        /// The params, not yet parsed; `None` if absent.
         params: Option<&'a RawValue>,
-        /// Who asks, for tracing only.
+        /// The caller's trace context.
         trace: Option<Trace>,
     },
     /// `method` alone.
     Notification {
-        /// Not yet looked up.
+        /// The method's name, not yet looked up.
         method: String,
-        /// Not yet parsed; `None` where absent.
+        /// The params, not yet parsed; `None` if absent.
         params: Option<&'a RawValue>,
     },
     /// `result`.
     Response {
-        /// Of the request it answers.
+        /// The id of the request.
         id: RequestId,
-        /// Not yet parsed.
+        /// The result, not yet parsed.
         result: &'a RawValue,
     },
-    /// Anything else has to be an error.
+    /// `error`.
     Error {
-        /// Of the request it answers, or [`RequestId::UNKNOWN`].
+        /// The id of the request, or [`RequestId::UNKNOWN`].
         id: RequestId,
-        /// What went wrong.
+        /// The error.
         error: RpcError,
     },
 }
 
-/// Why a message is answered with id -1.
+/// Why a message could not be parsed; the response has the id -1.
 #[derive(Debug, thiserror::Error)]
 pub enum MalformedMessage {
-    /// Over [`DecodeLimits::message_bytes`].
+    /// The message is longer than [`DecodeLimits::message_bytes`].
     #[error("message of {len} bytes is over the limit of {limit}")]
     TooLong {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
     /// JSON, but not an object.
     #[error("message is not a JSON object")]
     NotAnObject,
-    /// Not JSON, over a limit, or without the members a message has to have.
+    /// The text is not JSON, exceeds a limit, or lacks members that a message must have.
     #[error("malformed message: {0}")]
     Json(#[from] serde_json::Error),
 }
 
 impl<'a> Incoming<'a> {
-    /// Reads the envelope, enforcing the limits on the whole message.
+    /// Parses the envelope and enforces the limits on the whole message.
     pub fn parse(text: &'a [u8], limits: &DecodeLimits) -> Result<Self, MalformedMessage> {
         if text.len() > limits.message_bytes {
             return Err(MalformedMessage::TooLong { len: text.len(), limit: limits.message_bytes });
@@ -195,7 +195,7 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Op
     T::deserialize(from).map(Some)
 }
 
-/// A trace is never a reason to refuse a request: what does not fit is left out.
+/// A trace context that is invalid is ignored, never an error.
 #[derive(Default)]
 struct LenientTrace(Option<Trace>);
 

@@ -1,4 +1,4 @@
-//! What the server is and can do: `environment/info`, `environment/status`.
+//! Server information: `environment/info`, `environment/status`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,44 +17,44 @@ pub struct EnvironmentInfo {
     pub shell: ShellInfo,
     /// The server's version.
     pub executor_version: String,
-    /// The server's working directory, if it has one that still exists.
+    /// The server's working directory, if it exists.
     pub cwd: Option<PathUri>,
     /// The home directory of the server's user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_home_dir: Option<PathUri>,
     /// `linux`.
     pub platform_os: String,
-    /// Directories a client puts before the `PATH` it sends.
+    /// Directories for the client to prepend to the `PATH` it sends.
     pub prepend_path_dirs: Vec<PathUri>,
     /// `$TMPDIR`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temporary_directories: Option<Vec<PathUri>>,
-    /// Where temporary files go.
+    /// The directory for temporary files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<PathUri>,
-    /// **extension**: the most that can stand behind a sandbox here; `None` if there are none.
+    /// **extension**: the highest assurance of sandboxes here; `None` without sandboxes.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "crate::permissions::assurance::lenient"
     )]
     pub sandbox_assurance: Option<Assurance>,
-    /// What can be asked of this server.
+    /// The optional features that this server supports.
     pub capabilities: Capabilities,
 }
 
-/// A shell.
+/// The user's shell.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ShellInfo {
-    /// `bash`.
+    /// Its name, such as `bash`.
     pub name: String,
-    /// `/bin/bash`.
+    /// Its path, such as `/bin/bash`.
     pub path: String,
 }
 
 macro_rules! capabilities {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Booleans a client asks before it relies on something. Absent means false; unknown ones
+        /// The optional features of a server. An absent capability means false; unknown ones
         /// are ignored.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]

@@ -1,7 +1,7 @@
-//! The error object of the wire: its codes, and the kinds that tell apart what the codes do not.
+//! The JSON-RPC error object: its codes, and the kinds that are more precise than the codes.
 //!
-//! Invariant: programs decide by [`ErrorKind`] or by code, never by the message, which is for people
-//! and may change at any time.
+//! Invariant: programs decide by [`ErrorKind`] or by code, never by the message, which is for people and may
+//! change at any time.
 
 use std::fmt;
 use std::io;
@@ -12,22 +12,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub const INVALID_REQUEST: i64 = -32600;
 /// No such method.
 pub const METHOD_NOT_FOUND: i64 = -32601;
-/// Params do not decode, or name something that cannot be had on this host.
+/// Params do not decode, or name something that this host does not have.
 pub const INVALID_PARAMS: i64 = -32602;
 /// The host failed: a spawn, an I/O error.
 pub const INTERNAL_ERROR: i64 = -32603;
-/// A file, directory or file handle that is not there.
+/// A file, directory or file handle does not exist.
 pub const NOT_FOUND: i64 = -32004;
-/// A session that another live connection holds.
+/// Another live connection holds the session.
 pub const SESSION_ATTACHED: i64 = -32010;
 
-/// Declares the kinds: variant, name on the wire, the codes it is sent with.
+/// Declares the kinds: variant, name in JSON, and the codes it is sent with.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $variant:ident $name:literal [$($code:ident)*];)*) => {
         /// What went wrong, for programs. Sent as `error.data.kind`.
         ///
-        /// Kinds without [codes](Self::codes) are never sent: a client gives them to what fails on
-        /// its own side.
+        /// Kinds without [codes](Self::codes) are never sent: a client uses them for failures on its own
+        /// side.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ErrorKind {
@@ -169,12 +169,12 @@ kinds! {
 }
 
 impl ErrorKind {
-    /// The kind of that name; [`Unknown`](Self::Unknown) if this version has none.
+    /// The kind with this name; [`Unknown`](Self::Unknown) if this version does not know it.
     pub fn from_name(name: &str) -> Self {
         Self::ALL.iter().copied().find(|kind| kind.name() == name).unwrap_or(Self::Unknown)
     }
 
-    /// What an error of the system means for a file.
+    /// The kind of a system error in a file operation.
     pub fn of_io(error: &io::Error) -> Self {
         use io::ErrorKind as Io;
         // These have no stable counterpart in the standard library.
@@ -209,7 +209,7 @@ impl ErrorKind {
         }
     }
 
-    /// What an error of `execve` means, as shells tell them apart.
+    /// The kind of an `execve` error, with the distinctions that shells make.
     pub fn of_exec(error: &io::Error) -> Self {
         match Self::of_io(error) {
             Self::PathNotFound => Self::ProgramNotFound,
@@ -218,7 +218,7 @@ impl ErrorKind {
         }
     }
 
-    /// What an error of `chdir` to a working directory means.
+    /// The kind of an error on entering the working directory.
     pub fn of_chdir(error: &io::Error) -> Self {
         match Self::of_io(error) {
             Self::PathNotFound | Self::NotADirectory | Self::InvalidPath => {
@@ -229,8 +229,7 @@ impl ErrorKind {
         }
     }
 
-    /// What an error means that is about the system's resources and not about a path: a shortage, or
-    /// the host's own fault.
+    /// The kind of an error that is not about a path: a shortage of resources, or an internal error.
     pub fn of_system(error: &io::Error) -> Self {
         match Self::of_io(error) {
             shortage @ (Self::LimitReached | Self::DiskFull | Self::QuotaExceeded) => shortage,
@@ -257,16 +256,16 @@ impl<'de> Deserialize<'de> for ErrorKind {
     }
 }
 
-/// What an error response carries.
+/// The error object of a response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message} (code {code})")]
 pub struct RpcError {
-    /// One of the constants of this module, or a peer's own.
+    /// One of this module's constants, or a peer's own code.
     pub code: i64,
-    /// For people; says what to do where something can be done.
+    /// The message for people; it says what to do if something can be done.
     pub message: String,
-    /// For programs. `None` if the peer sent none, [`ErrorKind::Unknown`] if it sent one that this
-    /// version does not know.
+    /// The kind, for programs. `None` if the peer sent none, [`ErrorKind::Unknown`] if this version does
+    /// not know it.
     #[serde(default, rename = "data", with = "data", skip_serializing_if = "data::is_empty")]
     pub kind: Option<ErrorKind>,
 }
@@ -277,39 +276,39 @@ impl RpcError {
         Self { code, message: message.into(), kind: Some(kind) }
     }
 
-    /// [`INVALID_REQUEST`].
+    /// An error with the code [`INVALID_REQUEST`].
     pub fn invalid_request(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(INVALID_REQUEST, kind, message)
     }
 
-    /// [`METHOD_NOT_FOUND`].
+    /// An error with the code [`METHOD_NOT_FOUND`], for this method.
     pub fn method_not_found(method: &str) -> Self {
         let message = format!("unknown method `{method}`");
         Self::new(METHOD_NOT_FOUND, ErrorKind::MethodNotFound, message)
     }
 
-    /// [`INVALID_PARAMS`].
+    /// An error with the code [`INVALID_PARAMS`].
     pub fn invalid_params(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(INVALID_PARAMS, kind, message)
     }
 
-    /// [`INTERNAL_ERROR`].
+    /// An error with the code [`INTERNAL_ERROR`].
     pub fn internal(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(INTERNAL_ERROR, kind, message)
     }
 
-    /// [`NOT_FOUND`].
+    /// An error with the code [`NOT_FOUND`].
     pub fn not_found(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(NOT_FOUND, kind, message)
     }
 
-    /// [`SESSION_ATTACHED`].
+    /// An error with the code [`SESSION_ATTACHED`].
     pub fn session_attached(message: impl Into<String>) -> Self {
         Self::new(SESSION_ATTACHED, ErrorKind::SessionAttached, message)
     }
 }
 
-/// `error.data`: an object whose member `kind` is ours. Whatever else a peer puts there is ignored.
+/// `error.data`: an object with the member `kind`. Anything else that a peer puts there is ignored.
 mod data {
     use serde::de::IgnoredAny;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! HTTP requests that the server makes for a client.
+//! HTTP requests that the server sends for a client.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,25 +8,25 @@ use crate::base64_bytes::Base64Bytes;
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRequestParams {
-    /// `GET`, `POST`, …
+    /// The HTTP method: `GET`, `POST`, …
     pub method: String,
-    /// http or https.
+    /// The URL, http or https.
     pub url: String,
-    /// In order, repeats allowed.
+    /// The headers in order; names may repeat.
     #[serde(default)]
     pub headers: Vec<HttpHeader>,
     /// The request's body.
     #[serde(default, rename = "bodyBase64", skip_serializing_if = "Option::is_none")]
     pub body: Option<Base64Bytes>,
-    /// For the whole exchange, a streamed body included.
+    /// Timeout of the whole exchange in milliseconds, a streamed body included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// What to do with 3xx.
+    /// How to treat a redirect (3xx); followed by default.
     #[serde(default)]
     pub redirect_policy: HttpRedirectPolicy,
-    /// Names the body's notifications.
+    /// The id in the notifications of a streamed body.
     pub request_id: String,
-    /// Answer after the headers, send the body as notifications.
+    /// Respond after the headers, and send the body as notifications.
     #[serde(default)]
     pub stream_response: bool,
 }
@@ -38,18 +38,18 @@ impl std::fmt::Debug for HttpRequestParams {
     }
 }
 
-/// What to do with a redirect.
+/// How to treat a redirect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HttpRedirectPolicy {
-    /// Go there.
+    /// Follow it.
     #[default]
     Follow,
-    /// Return it.
+    /// Return it as the response.
     Stop,
 }
 
-/// A header.
+/// An HTTP header.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpHeader {
@@ -57,7 +57,7 @@ pub struct HttpHeader {
     pub name: String,
     /// Its value.
     pub value: String,
-    /// A variable of the server whose value is appended.
+    /// An environment variable of the server whose value is appended to `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_env_var: Option<String>,
 }
@@ -72,9 +72,9 @@ impl std::fmt::Debug for HttpHeader {
 /// Result of `http/request`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HttpRequestResponse {
-    /// 200, 404, …
+    /// The HTTP status: 200, 404, …
     pub status: u16,
-    /// In order.
+    /// The headers in order.
     pub headers: Vec<HttpHeader>,
     /// The whole body; empty if it is streamed.
     #[serde(rename = "bodyBase64")]
@@ -85,16 +85,16 @@ pub struct HttpRequestResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRequestBodyDeltaNotification {
-    /// Of which request.
+    /// The id that the request gave.
     pub request_id: String,
-    /// From 1.
+    /// The number of the notification, from 1.
     pub seq: u64,
-    /// At most 1 MiB.
+    /// A piece of the body, at most 1 MiB.
     #[serde(rename = "deltaBase64")]
     pub delta: Base64Bytes,
-    /// The last one.
+    /// Whether this is the last piece.
     pub done: bool,
-    /// Why the body ended early.
+    /// Why the body ended early, if it did.
     pub error: Option<String>,
 }
 

@@ -1,10 +1,9 @@
 //! The exec-server wire protocol: messages, the method table, error codes, path URIs, permissions.
 //!
-//! This crate knows no socket, no clock and no process. It turns bytes into [`Incoming`] messages
-//! within [`DecodeLimits`], params into their types, and types back into bytes ([`encode`]).
+//! This crate has no socket, no clock and no process. It parses bytes into [`Incoming`] messages within
+//! [`DecodeLimits`], params into their types, and encodes types to bytes ([`encode`]).
 //!
-//! Spellings: the newest revision's are emitted, every revision's are accepted, unknown members are
-//! ignored.
+//! It writes the newest revision, accepts every revision, and ignores unknown members.
 
 mod base64_bytes;
 pub mod encode;
@@ -36,7 +35,7 @@ pub use permissions::{
     SpecialPath,
 };
 
-/// Parses params of a request or notification: absent and `null` are `{}`.
+/// Parses the params of a request or notification; absent and `null` mean `{}`.
 pub fn parse_params<P: serde::de::DeserializeOwned>(
     params: Option<&serde_json::value::RawValue>,
 ) -> Result<P, RpcError> {
@@ -46,7 +45,7 @@ pub fn parse_params<P: serde::de::DeserializeOwned>(
     })
 }
 
-/// What is wrong, without a line and column: the reader of the message sees no text to count in.
+/// The error without line and column, which mean nothing to a client.
 fn without_position(error: &serde_json::Error) -> String {
     let mut message = error.to_string();
     if let Some(place) = message.rfind(" at line ").filter(|_| error.line() > 0) {

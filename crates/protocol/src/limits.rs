@@ -1,7 +1,7 @@
-//! What one message may cost the receiver, checked while it is read.
+//! Limits of one message, checked before it is parsed.
 //!
-//! Invariant: the check walks the text once and keeps nothing but the keys of the objects that are
-//! open, so a hostile message costs no more memory than its own text.
+//! Invariant: the check reads the text once and keeps only the keys of open objects, so a hostile message
+//! costs no more memory than its own text.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -25,8 +25,8 @@ impl Default for DecodeLimits {
     }
 }
 
-/// Walks `text`: well-formed JSON, within `values`, no key twice in one object. Depth is limited by
-/// serde_json (128).
+/// Checks that `text` is well-formed JSON within the limit of values, without duplicate keys. serde_json
+/// limits the depth to 128.
 pub(crate) fn check(text: &[u8], limits: &DecodeLimits) -> Result<(), serde_json::Error> {
     let count = Cell::new(0);
     let mut deserializer = serde_json::Deserializer::from_slice(text);
@@ -34,7 +34,7 @@ pub(crate) fn check(text: &[u8], limits: &DecodeLimits) -> Result<(), serde_json
     deserializer.end()
 }
 
-/// Visits a value and everything inside it, counting.
+/// Visits and counts a value and everything inside it.
 #[derive(Clone, Copy)]
 struct LimitChecker<'a> {
     count: &'a Cell<usize>,
@@ -108,7 +108,7 @@ impl<'de> Visitor<'de> for LimitChecker<'_> {
     }
 }
 
-/// The keys of one open object: a short list, a set once the list would be slow.
+/// The keys of one open object: a short list, then a set.
 #[derive(Default)]
 struct Keys<'de> {
     list: Vec<Cow<'de, str>>,

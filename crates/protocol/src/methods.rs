@@ -1,15 +1,14 @@
-//! The one table of methods. A row says everything about its method; both sides derive the rest.
+//! The table of methods. A row declares everything about its method; both sides derive the rest.
 //!
-//! | from the rows | by |
+//! | derived from the rows | in |
 //! | --- | --- |
 //! | [`Method`], [`FileMethod`], [`call`], the documented table | this crate |
 //! | the client's typed calls | `codex-exec-client`, `calls.rs` |
 //! | the server's dispatch of `fs/*` | `codex-exec-server`, `connection.rs` |
 //! | operations, outcomes and what runs them | `codex-exec-host`, `files/operation.rs` |
 //!
-//! A new filesystem method is its row here, its types in `files`, its line in
-//! `host/src/files/executor.rs` and the code that line calls; the compiler or a test names whatever is
-//! missing.
+//! A new filesystem method needs its row here, its types in `files`, its line in
+//! `host/src/files/executor.rs` and the code that line calls; the compiler or a test reports a missing part.
 
 use serde::de::DeserializeOwned;
 
@@ -21,7 +20,7 @@ use crate::http::*;
 use crate::process::*;
 use crate::session::*;
 
-/// Which wording the lifecycle errors use.
+/// The family of a method, which its lifecycle errors name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// `initialize` itself.
@@ -39,7 +38,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// As the lifecycle errors say it.
+    /// The name in lifecycle errors.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Session => "session",
@@ -52,61 +51,61 @@ impl Family {
     }
 }
 
-/// Which requests of its connection a file request waits for, and which wait for it.
+/// The order of file requests on one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Begins after every earlier change; runs beside other reads.
+    /// Begins after every earlier change; runs concurrently with other reads.
     Read,
     /// Begins after every earlier read and change.
     Change,
-    /// Begins after every earlier change; nothing waits for it.
+    /// Begins after every earlier change; no later request waits for it.
     Scan,
     /// Begins at once.
     Free,
 }
 
-/// What a file request names, and so whether a sandbox policy can restrict it.
+/// What a file request accesses, which decides whether a sandbox policy applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Touches {
-    /// Paths: a policy decides about them.
+    /// Paths, which a policy restricts.
     Paths,
-    /// An open handle: the policy under which it was opened has decided.
+    /// An open handle; the policy applied when it was opened.
     Handle,
     /// No file.
     Nothing,
 }
 
-/// What making a request a second time does, and so whether a client whose connection died before the
-/// answer came may make it again.
+/// The effect of repeating a request, which decides whether a client may repeat it after its connection
+/// failed before the response arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// It changes nothing.
+    /// The request changes nothing.
     Reads,
-    /// It changes something; a second time changes nothing more.
+    /// The request is idempotent.
     Repeatable,
-    /// It may have happened, and must not happen twice.
+    /// The request must not be executed twice.
     Once,
 }
 
-/// A request as both sides know it.
+/// A request type, for both sides.
 pub trait Call: 'static {
-    /// Its row.
+    /// Its row in the table.
     const METHOD: Method;
-    /// What is asked.
+    /// The type of its params.
     type Params: Encode + DeserializeOwned + Send + 'static;
-    /// What is answered.
+    /// The type of its result.
     type Response: Encode + DeserializeOwned + Send + 'static;
 
-    /// What making this very request does.
+    /// The effect of repeating this request.
     fn effect(params: &Self::Params) -> Effect;
 }
 
-/// A request about files, which a sandbox policy may accompany.
+/// A filesystem request, which may carry a sandbox policy.
 pub trait FileCall: Call {
-    /// The policy that restricts the request; none restricts nothing.
+    /// The policy that restricts the request; `None` is unrestricted.
     fn sandbox(params: &mut Self::Params) -> &mut Option<SandboxContext>;
 
-    /// The params with this policy, if there is one.
+    /// The params with this policy, if one is given.
     fn with_sandbox(mut params: Self::Params, sandbox: Option<&SandboxContext>) -> Self::Params {
         if let Some(sandbox) = sandbox {
             *Self::sandbox(&mut params) = Some(sandbox.clone());
@@ -115,18 +114,18 @@ pub trait FileCall: Call {
     }
 }
 
-/// A notification as both sides know it.
+/// A notification type, for both sides.
 pub trait Notification: 'static {
-    /// Its name.
+    /// Its method name.
     const NAME: &'static str;
-    /// What is told.
+    /// The type of its params.
     type Params: Encode + DeserializeOwned + Send + 'static;
 }
 
 /// Passes the rows of all methods but `fs/*` to the macro `$derive`.
 ///
-/// Columns: the request, its method of the client (`by_hand` if that is more than a bare call), its name,
-/// params and response; family; the capability that announces it (`always`: there is none); its effect.
+/// Columns: the request, its client method (`by_hand` if that does more than a bare call), its name, params
+/// and response; family; the capability that announces it (`always` for none); its effect.
 #[macro_export]
 macro_rules! request_methods {
     ($derive:ident) => {
@@ -173,8 +172,8 @@ macro_rules! request_methods {
 
 /// Passes the rows of the filesystem methods to the macro `$derive`.
 ///
-/// Columns: the operation, the request, its method of the client, its name, params and response; its
-/// order; what it touches; the capability that announces it (`always`: there is none); its effect.
+/// Columns: the operation, the request, its client method, its name, params and response; its order; what it
+/// accesses; the capability that announces it (`always` for none); its effect.
 #[macro_export]
 macro_rules! file_methods {
     ($derive:ident) => {
@@ -292,7 +291,7 @@ macro_rules! requests {
                 [$(Self::$call,)*].into_iter().chain(FileMethod::ALL.iter().copied().map(Self::File))
             }
 
-            /// The name on the wire.
+            /// The method name.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$call => $name,)*
@@ -300,7 +299,7 @@ macro_rules! requests {
                 }
             }
 
-            /// Which lifecycle error it gets.
+            /// Its family.
             pub fn family(self) -> Family {
                 match self {
                     $(Self::$call => Family::$family,)*
@@ -363,21 +362,21 @@ macro_rules! files {
                 }
             }
 
-            /// The name on the wire.
+            /// The method name.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$operation => $name,)*
                 }
             }
 
-            /// Which requests it waits for.
+            /// Its order.
             pub fn order(self) -> Order {
                 match self {
                     $(Self::$operation => Order::$order,)*
                 }
             }
 
-            /// What it names.
+            /// What it accesses.
             pub fn touches(self) -> Touches {
                 match self {
                     $(Self::$operation => Touches::$touches,)*
@@ -424,7 +423,7 @@ macro_rules! files {
 
 macro_rules! notifications {
     ($($(#[$doc:meta])* $notification:ident $name:literal $params:ty;)*) => {
-        /// One type a notification.
+        /// One type per notification.
         pub mod notification {
             use super::*;
             $(
@@ -440,22 +439,22 @@ macro_rules! notifications {
     };
 }
 
-/// One type a request, for typed calls.
+/// One type per request, for typed calls. The table makes the types, so they are re-exported by glob.
 pub mod call {
     pub use super::file_types::*;
     pub use super::request_types::*;
 }
 
-/// The name of a capability, and how to look it up.
+/// The name of a capability, and its accessor.
 type Capability = (&'static str, fn(&Capabilities) -> bool);
 
 impl Method {
-    /// Whether a server with these capabilities knows the method.
+    /// Whether a server with these capabilities offers the method.
     pub fn is_offered(self, capabilities: &Capabilities) -> bool {
         self.capability().is_none_or(|(_, offered)| offered(capabilities))
     }
 
-    /// The capability that announces it; none if every server knows it.
+    /// The capability that announces it; `None` if every server offers it.
     pub fn capability_name(self) -> Option<&'static str> {
         self.capability().map(|(name, _)| name)
     }

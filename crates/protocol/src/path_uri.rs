@@ -1,8 +1,8 @@
 //! Paths on the wire: `file:` URIs that keep every byte of a Unix path.
 //!
 //! Invariant: a [`PathUri`] is absolute, contains no NUL, and is lexically normal (no empty, `.` or
-//! `..` component, no trailing slash), whatever spelling it was read from. So two spellings of one
-//! path compare equal, and no later code has to think about `..` in what a peer sent.
+//! `..` component, no trailing slash), whatever text it was parsed from. Different spellings of a path
+//! compare equal, and later code never sees a peer's `..`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,12 +60,12 @@ impl PathUri {
         Ok(Self(normalize(path).into()))
     }
 
-    /// The path as the host's own bytes.
+    /// The native path as bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The path as the host's own type.
+    /// The native path.
     #[cfg(unix)]
     pub fn as_path(&self) -> &std::path::Path {
         use std::os::unix::ffi::OsStrExt;
@@ -80,12 +80,12 @@ impl PathUri {
         }
     }
 
-    /// How many bytes the path takes when it is written as a URI.
+    /// The length of the URI in bytes.
     pub fn encoded_len(&self) -> usize {
         7 + percent_encode(&self.0, ENCODED).map(str::len).sum::<usize>()
     }
 
-    /// The path below this one with the given (native, relative) tail.
+    /// Appends a native relative path.
     pub fn join(&self, tail: impl AsRef<[u8]>) -> Result<Self, PathUriError> {
         let tail = tail.as_ref();
         let mut whole = Vec::with_capacity(self.0.len() + 1 + tail.len());
@@ -186,7 +186,7 @@ fn is_scheme(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-/// The bytes that a URL path segment does not carry as they are, besides those that are not ASCII.
+/// The ASCII bytes that are percent-encoded in a URI path.
 const ENCODED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -201,7 +201,7 @@ const ENCODED: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'}');
 
-/// Removes empty and `.` components and lets `..` take back the component before it.
+/// Removes empty and `.` components, and resolves `..` lexically.
 fn normalize(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     for component in path.split(|&b| b == b'/') {

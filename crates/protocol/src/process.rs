@@ -51,7 +51,7 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Env {
     }
 }
 
-/// JSON that is decoded and kept, but whose content is not ours to know. `Debug` hides it.
+/// JSON that is preserved and not interpreted. `Debug` hides it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Opaque(pub Box<RawValue>);
@@ -71,9 +71,9 @@ impl PartialEq for Opaque {
 /// Rows and columns of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSize {
-    /// Lines.
+    /// Height in lines.
     pub rows: u16,
-    /// Characters in a line.
+    /// Width in characters.
     pub cols: u16,
 }
 
@@ -87,19 +87,19 @@ impl Default for TerminalSize {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecParams {
-    /// Chosen by the client.
+    /// The process's id, chosen by the client.
     pub process_id: ProcessId,
     /// Program and arguments; the program is looked up in the child's `PATH`.
     pub argv: Vec<String>,
     /// Working directory.
     pub cwd: PathUri,
-    /// The whole environment, or what is laid over the one `env_policy` makes.
+    /// The whole environment; with `env_policy`, variables that are added to the result of that.
     #[serde(default)]
     pub env: Env,
-    /// Take the server's environment as a start.
+    /// Start from the server's environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_policy: Option<EnvPolicy>,
-    /// A terminal instead of pipes.
+    /// Use a terminal instead of pipes.
     #[serde(default)]
     pub tty: bool,
     /// Without a terminal: keep stdin open for `process/write`.
@@ -108,28 +108,28 @@ pub struct ExecParams {
     /// What the program sees as `argv[0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// What it may do; anything where absent.
+    /// The sandbox policy; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
     /// Refuse to start without a managed network.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub enforce_managed_network: bool,
-    /// Who asks; never acted on.
+    /// Information about the caller; ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Opaque>,
-    /// A network we do not offer.
+    /// A managed network; this server does not offer one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed_network: Option<Opaque>,
-    /// A proxy we do not offer.
+    /// A network proxy; this server does not offer one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_proxy: Option<Opaque>,
-    /// A snapshot we do not offer.
+    /// A shell snapshot; this server does not offer one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_snapshot: Option<Opaque>,
-    /// **extension**: the terminal's size, 24×80 where absent.
+    /// **extension**: the terminal's size; 24×80 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<TerminalSize>,
-    /// **extension**: how much output is kept, and what happens when that is full.
+    /// **extension**: how much output is retained, and what happens at the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain: Option<Retain>,
 }
@@ -140,54 +140,53 @@ pub struct ExecParams {
 pub struct EnvPolicy {
     /// What to start from.
     pub inherit: EnvInherit,
-    /// Keep names like `*KEY*`, `*SECRET*`, `*TOKEN*`.
+    /// Keep variables with names like `*KEY*`, `*SECRET*`, `*TOKEN*` (default false).
     pub ignore_default_excludes: bool,
-    /// Names to drop, as globs without regard to case.
+    /// Names to drop, as case-insensitive globs.
     pub exclude: Vec<String>,
     /// Variables to add after that.
     pub set: Env,
-    /// If not empty, the only names to keep in the end.
+    /// If not empty, keep only these names in the end.
     pub include_only: Vec<String>,
 }
 
-/// What of the server's environment an [`EnvPolicy`] starts from.
+/// Which of the server's variables an [`EnvPolicy`] starts from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EnvInherit {
-    /// All of it.
+    /// All of them.
     #[default]
     All,
-    /// The handful every program expects.
+    /// The few that every program expects.
     Core,
     /// Nothing.
     None,
 }
 
-/// How much of a process's output is kept for `process/read`.
+/// How much output of a process is retained for `process/read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Retain {
-    /// Bytes of output.
+    /// Maximum retained output, in bytes.
     pub bytes: u64,
-    /// What a full store does.
+    /// What happens at the limit; the process waits by default.
     #[serde(default)]
     pub on_full: OnFull,
-    /// **extension** `processRetainUntilRead`: what has to be kept.
+    /// **extension** `processRetainUntilRead`: which output must not be dropped.
     #[serde(default, skip_serializing_if = "RetainUntil::is_sent")]
     pub until: RetainUntil,
 }
 
-/// Until when output may not be dropped.
+/// Until when output must be retained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainUntil {
-    /// Until it has reached the client's side: over a websocket, until the client's side has answered a
-    /// ping that was sent after it; over other transports, until it is sent.
+    /// Until it has reached the client: over a websocket, until the client has answered a ping that was
+    /// sent after it; over other transports, until it is sent.
     #[default]
     Sent,
-    /// Until a `process/read` asks for what comes after it, which says that it has arrived. A client
-    /// that does not keep up makes the process wait, and neither a dropped connection nor a slow
-    /// reader loses anything.
+    /// Until a `process/read` requests what comes after it, which confirms its arrival. A slow client makes
+    /// the process wait, and neither a dropped connection nor a slow reader loses anything.
     Read,
 }
 
@@ -198,7 +197,7 @@ impl RetainUntil {
     }
 }
 
-/// What happens to new output when the store is full of output that nobody was sent.
+/// What happens to new output when the retained output is at its limit and must not be dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
@@ -213,12 +212,12 @@ pub enum OnFull {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecResponse {
-    /// As asked for.
+    /// The id that the client chose.
     pub process_id: ProcessId,
-    /// What confines it; older servers do not tell.
+    /// The kind of sandbox; `None` from older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<SandboxType>,
-    /// **extension**: how much stands behind its sandbox, if it has one.
+    /// **extension**: the assurance of its sandbox, if it has one.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -227,24 +226,24 @@ pub struct ExecResponse {
     pub sandbox_assurance: Option<Assurance>,
 }
 
-/// What confines a process.
+/// The kind of sandbox around a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SandboxType {
     /// Nothing.
     None,
-    /// A Linux sandbox of any make.
+    /// A Linux sandbox of any kind.
     LinuxSeccomp,
-    /// macOS.
+    /// The macOS sandbox.
     MacosSeatbelt,
-    /// Windows.
+    /// The Windows sandbox.
     WindowsRestrictedToken,
-    /// One this revision does not know.
+    /// A kind that this version does not know.
     #[serde(other)]
     Other,
 }
 
-/// Where output came from.
+/// The stream that output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutputStream {
@@ -257,7 +256,7 @@ pub enum OutputStream {
 }
 
 impl OutputStream {
-    /// The name on the wire.
+    /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",
@@ -271,11 +270,11 @@ impl OutputStream {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecOutputDeltaNotification {
-    /// Whose output.
+    /// The process.
     pub process_id: ProcessId,
-    /// Its place among the process's events.
+    /// The number of the event, counted per process from 1.
     pub seq: u64,
-    /// Where it came from.
+    /// The stream that it came from.
     pub stream: OutputStream,
     /// The bytes.
     pub chunk: Base64Bytes,
@@ -285,13 +284,13 @@ pub struct ExecOutputDeltaNotification {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecExitedNotification {
-    /// Who exited.
+    /// The process.
     pub process_id: ProcessId,
-    /// Its place among the process's events.
+    /// The number of the event, counted per process from 1.
     pub seq: u64,
-    /// 128 + signal for a death by signal.
+    /// The exit code; 128 + N if signal N killed the process.
     pub exit_code: i32,
-    /// The sandbox probably caused the failure.
+    /// Whether the sandbox probably caused the failure.
     #[serde(default)]
     pub sandbox_denied: bool,
 }
@@ -300,9 +299,9 @@ pub struct ExecExitedNotification {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecClosedNotification {
-    /// Who is done.
+    /// The process.
     pub process_id: ProcessId,
-    /// Its place among the process's events; older servers leave it out.
+    /// The number of the event; `None` from older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
 }
@@ -311,15 +310,15 @@ pub struct ExecClosedNotification {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReadParams {
-    /// Of which process.
+    /// The process.
     pub process_id: ProcessId,
-    /// Chunks with a higher number; all where absent.
+    /// Return only chunks with a higher number; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_seq: Option<u64>,
-    /// Stop before this many bytes would be passed, but return at least one chunk.
+    /// Return at most this many bytes, but at least one chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// How long to wait for something to return; not at all where absent.
+    /// How long to wait for output or an event, in milliseconds; no wait if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
 }
@@ -327,9 +326,9 @@ pub struct ReadParams {
 /// A piece of output in [`ReadResponse`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessOutputChunk {
-    /// Its place among the process's events.
+    /// The number of the event, counted per process from 1.
     pub seq: u64,
-    /// Where it came from.
+    /// The stream that it came from.
     pub stream: OutputStream,
     /// The bytes.
     pub chunk: Base64Bytes,
@@ -339,21 +338,21 @@ pub struct ProcessOutputChunk {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReadResponse {
-    /// Oldest first.
+    /// The chunks, oldest first.
     pub chunks: Vec<ProcessOutputChunk>,
-    /// One past the last chunk if the list was cut, else the process's next number.
+    /// The number after the last chunk if `max_bytes` cut the list, otherwise the process's next number.
     pub next_seq: u64,
-    /// It has been reaped.
+    /// Whether the process has exited.
     pub exited: bool,
-    /// 128 + signal for a death by signal.
+    /// The exit code; 128 + N if signal N killed the process.
     pub exit_code: Option<i32>,
-    /// Exited, and its streams have ended.
+    /// Whether the process has exited and its streams have ended.
     pub closed: bool,
-    /// Why it cannot go on.
+    /// Why the process failed, if the server could not run it to its end.
     pub failure: Option<String>,
-    /// The sandbox probably caused the exit.
+    /// Whether the sandbox probably caused the exit.
     pub sandbox_denied: bool,
-    /// **extension**: bytes lost before the first chunk returned.
+    /// **extension**: bytes dropped before the first chunk returned.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropped_bytes: u64,
 }
@@ -366,14 +365,14 @@ fn is_zero(n: &u64) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WriteParams {
-    /// To which process.
+    /// The process.
     pub process_id: ProcessId,
-    /// The bytes.
+    /// The bytes to write.
     pub chunk: Base64Bytes,
-    /// Makes a retry safe; older clients leave it out.
+    /// An id that makes a retry safe; older clients leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_id: Option<String>,
-    /// **extension**: close stdin after this chunk; on a terminal, type its EOF character.
+    /// **extension**: close stdin after this chunk; on a terminal, send its EOF character.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub close_stdin: bool,
 }
@@ -381,21 +380,21 @@ pub struct WriteParams {
 /// Result of `process/write`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResponse {
-    /// Whether the bytes were taken.
+    /// Whether the bytes were accepted.
     pub status: WriteStatus,
 }
 
-/// Whether bytes for stdin were taken; anything but [`WriteStatus::Accepted`] wrote nothing.
+/// Whether bytes for stdin were accepted; nothing was written unless [`WriteStatus::Accepted`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum WriteStatus {
-    /// Taken, to be written in order.
+    /// Accepted, to be written in order.
     Accepted,
-    /// No such process.
+    /// The session has no such process.
     UnknownProcess,
-    /// Neither a terminal nor a pipe, or closed since.
+    /// The process has neither a terminal nor a stdin pipe, or stdin is closed.
     StdinClosed,
-    /// Not yet.
+    /// The process is still starting.
     Starting,
 }
 
@@ -403,13 +402,13 @@ pub enum WriteStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SignalParams {
-    /// To which process's group.
+    /// The process whose group gets the signal.
     pub process_id: ProcessId,
-    /// Which one.
+    /// The signal.
     pub signal: ProcessSignal,
 }
 
-/// A signal by its portable name; all but `interrupt` are an **extension**.
+/// A signal by its portable name; all except `interrupt` are an **extension**.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessSignal {
@@ -433,7 +432,7 @@ pub enum ProcessSignal {
     Continue,
 }
 
-/// Result of `process/signal`: nothing.
+/// Result of `process/signal`: empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalResponse {}
 
@@ -441,14 +440,14 @@ pub struct SignalResponse {}
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateParams {
-    /// Which process.
+    /// The process.
     pub process_id: ProcessId,
 }
 
 /// Result of `process/terminate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminateResponse {
-    /// It was running and is being killed.
+    /// Whether the process was running; it is killed now.
     pub running: bool,
 }
 
@@ -456,15 +455,15 @@ pub struct TerminateResponse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResizeParams {
-    /// Whose terminal.
+    /// The process that has the terminal.
     pub process_id: ProcessId,
-    /// Lines.
+    /// Height in lines.
     pub rows: u16,
-    /// Characters in a line.
+    /// Width in characters.
     pub cols: u16,
 }
 
-/// Result of `process/resize`: nothing.
+/// Result of `process/resize`: empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizeResponse {}
 
@@ -479,29 +478,29 @@ pub struct ListResponse {
     pub processes: Vec<ProcessInfo>,
 }
 
-/// One line of `process/list`.
+/// One process of `process/list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessInfo {
-    /// Its name in the session.
+    /// Its id in the session.
     pub process_id: ProcessId,
-    /// What was started.
+    /// Program and arguments.
     pub argv: Vec<String>,
-    /// Where.
+    /// Its working directory.
     pub cwd: PathUri,
-    /// With a terminal.
+    /// Whether it has a terminal.
     pub tty: bool,
-    /// The host's number for it; absent while it starts.
+    /// Its PID; `None` while it starts.
     pub pid: Option<u32>,
-    /// Milliseconds since 1970.
+    /// When it started, in milliseconds since 1970.
     pub started_at_ms: u64,
-    /// It has been reaped.
+    /// Whether the process has exited.
     pub exited: bool,
-    /// 128 + signal for a death by signal.
+    /// The exit code; 128 + N if signal N killed the process.
     pub exit_code: Option<i32>,
-    /// Exited, and its streams have ended.
+    /// Whether the process has exited and its streams have ended.
     pub closed: bool,
-    /// The number its next event will have.
+    /// The number of its next event.
     pub next_seq: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The life of a connection: `initialize`, `initialized`, sessions.
+//! Sessions: `initialize` and `initialized`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +8,13 @@ use crate::environment::EnvironmentInfo;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeParams {
-    /// What the client calls itself, for logs.
+    /// The client's name, for logs.
     pub client_name: String,
-    /// The session to attach to, instead of a new one.
+    /// The session to resume, instead of a new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_session_id: Option<String>,
-    /// **extension**: how long this session outlives its connection, in milliseconds; the server's
-    /// own period where absent, and never longer than the server allows.
+    /// **extension**: how long the session outlives its connection, in milliseconds; the server's default
+    /// if absent, and never more than the server's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detach_ttl_ms: Option<u64>,
 }
@@ -23,10 +23,10 @@ pub struct InitializeParams {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeResponse {
-    /// Names the session in a later `resumeSessionId`.
+    /// The session's id, for a later `resumeSessionId`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
-    /// What `environment/info` would answer.
+    /// The result of `environment/info`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment_info: Option<EnvironmentInfo>,
 }

@@ -1,14 +1,14 @@
-//! Mixed load in real time, over loopback: environments and harnesses drop out, die and come back,
+//! Mixed load in real time, over loopback: environments and harnesses disconnect, crash and reconnect,
 //! and so do nodes.
 //!
 //! ```text
 //! cargo run --release -p codex-rendezvous --example mixed -- [SECONDS [NODES [ENVIRONMENTS [STREAMS]]]]
 //! ```
 //!
-//! Ten minutes of three nodes, 200 environments and 1,000 streams unless it is told otherwise. One
-//! node keeps its state in a directory; several share a nats-server, which has to be installed, and
-//! all but the first are killed now and then. Nodes are processes of their own, whose memory is
-//! told; any message lost, doubled or of another stream ends the program with a panic.
+//! By default ten minutes with three nodes, 200 environments and 1,000 streams. One
+//! node stores its state in a directory; several share a nats-server, which must be installed, and
+//! all but the first are killed at random. Nodes are separate processes, whose memory use is
+//! reported; a message that is lost, duplicated or misrouted makes the program panic.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a tool that may stop anywhere")]
 
@@ -117,7 +117,7 @@ impl Drop for Node {
     }
 }
 
-// --- whoever connects to them ---
+// --- the clients ---
 
 /// Any node will do.
 struct Nodes {

@@ -1,4 +1,4 @@
-//! Why a call to the registry failed: status, code and message. What calls say when they succeed is in
+//! Errors of the registry's HTTP API: status, code and message. The successful responses are in
 //! `codex_exec_remote`, for both sides.
 
 use std::io;
@@ -8,7 +8,7 @@ use hyper::StatusCode;
 
 use crate::store::StoreError;
 
-/// Why a call failed, as it is told. Never holds anything that came with the call.
+/// Why a call failed, as the response says. Never holds data of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ApiError {
     #[error("token is missing, unknown, expired or revoked")]
@@ -110,7 +110,7 @@ impl ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        tracing::error!(%error, "store");
+        tracing::error!(%error, "the store failed");
         let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
         if matches!(&error, StoreError::File(error) if full(error)) {
             Self::Full

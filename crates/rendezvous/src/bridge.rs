@@ -1,7 +1,8 @@
-//! The two ends of a wire: a harness's socket here, and a harness's place at its environment's home.
+//! The two ends of a wire: the harness's socket at one node, and the harness's seat at its environment's
+//! home.
 //!
-//! Invariant: to the home, a wire is a socket. It has a queue bounded in bytes, it is closed when it
-//! takes nothing, and what was read from it is answered for by the task that read it.
+//! Invariant: the home treats a wire like a socket. It has a queue bounded in bytes, it is closed when it
+//! takes nothing, and the task that reads a frame from it delivers that frame.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::socket::{self, ENDED, GOING_AWAY, Outbound, Reader, Received};
 use crate::table::Dropped;
 use crate::wire::{WireReceiver, WireSender};
 
-/// A harness's place in an environment, for a wire.
+/// A harness that was admitted to an environment over a wire.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub environment: Arc<Environment>,
@@ -27,7 +28,7 @@ pub(crate) struct Admitted {
     pub queue: OutboundQueue,
 }
 
-/// The home's end: what comes by the wire is a harness's, what is queued for it goes out by it.
+/// The home's end: passes frames between the wire and the environment.
 pub(crate) fn serve(
     hub: &Arc<Hub>,
     admitted: Admitted,
@@ -64,7 +65,7 @@ pub(crate) fn serve(
     });
 }
 
-/// The harness's end: what its socket says goes to the home, what comes from there goes to it.
+/// The harness's end: passes frames between the harness's socket and the wire.
 pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
     mut reader: Reader<T>,
     outbound: Outbound,
@@ -95,7 +96,7 @@ pub(crate) async fn run<T: AsyncRead + AsyncWrite + Unpin>(
             }
         };
         if !sender.send(&frame).await {
-            // Whatever came before the wire was cut still goes out.
+            // Frames received before the wire was closed are still delivered.
             let _ = delivering.await;
             sender.close(GOING_AWAY).await;
             return;

@@ -1,9 +1,9 @@
-//! Several nodes as one service: who has which environment, and wires between them.
+//! Several nodes as one service: which node has which environment, and the wires between nodes.
 //!
-//! An environment is *at home* at the node that has its socket; its streams are known there and
-//! nowhere else. The store says which node that is. A harness whose socket is at another node
-//! is connected to the home by a wire, and is a harness like any other there. When an environment
-//! moves, sockets at its former home are closed with 1012; those who come back find the new one.
+//! An environment's *home* is the node that has its socket; only that node knows its streams. The store
+//! records the home. A wire connects a harness at another node to the home, which treats it like any other
+//! harness. When an environment moves, its former home closes the sockets with 1012, and their peers
+//! reconnect to the new home.
 //!
 //! ```text
 //!   harness ── socket.rs ── bridge.rs ══ wire.rs ══ NATS ══ wire.rs ══ bridge.rs ── environment.rs
@@ -33,24 +33,24 @@ use crate::secret::fill;
 use crate::store::{Registration, Store, StoreError};
 use crate::wire::{WireId, WireReceiver, WireSender, Wires, subject_of};
 
-// What a request to a node begins with; below are those of wires.
+// The first byte of a request to a node; lower values are for wires.
 const OPEN: u8 = 3;
 const PRESENCE: u8 = 4;
 const PING: u8 = 5;
 
-/// How many environments one request asks for.
+/// How many environments one presence request names.
 const PRESENCE_BATCH: usize = 500;
 
-/// Where frames may have to go.
+/// Whether there are other nodes.
 #[derive(Debug, Clone)]
 pub(crate) enum Router {
-    /// There is only this process.
+    /// This process is the only one.
     Alone,
-    /// There are other nodes.
+    /// This process is a node of a cluster.
     Cluster(Arc<Cluster>),
 }
 
-/// What is known of an environment at its home.
+/// What an environment's home knows of it.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Presence {
     pub since: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Cluster {
     pub wires: Arc<Wires>,
 }
 
-/// A harness's node asks an environment's home for a wire.
+/// The request of a harness's node to an environment's home for a wire.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Open {
     from: String,
@@ -103,21 +103,21 @@ enum OpenReply {
     Refused(Refusal),
 }
 
-/// Why there is no wire.
+/// Why a wire was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Refusal {
-    /// The environment is not there.
+    /// The environment is not at that node.
     Away,
-    /// It has as many harnesses as it may.
+    /// The environment's harness limit is reached.
     Full,
-    /// The node that is said to have it is not there.
+    /// The node does not reply.
     NodeGone,
 }
 
 impl Cluster {
     fn new(config: &Arc<Config>, metrics: Arc<Metrics>, store: &Arc<NatsStore>) -> Arc<Self> {
         let nats = store.nats().clone();
-        // Whoever waits for a slow socket gives up first.
+        // Longer than the wait for a slow socket, which gives up first.
         let stall = 2 * config.stall_timeout;
         let wires = Wires::new(nats.client.clone(), &nats.node, config.wire_bytes, stall, metrics);
         Arc::new(Self { config: config.clone(), store: store.clone(), nats, wires })
@@ -131,7 +131,7 @@ impl Cluster {
         self.nats.connection_state().borrow().generation
     }
 
-    /// Does this node's part, for ever.
+    /// Runs this node's part of the cluster; never returns while NATS lasts.
     pub(crate) async fn run(self: &Arc<Self>, hub: &Arc<Hub>) {
         let inbox = self.nats.inbox();
         tokio::join!(
@@ -168,7 +168,7 @@ impl Cluster {
         let Some(subject) = message.reply.clone() else { return };
         if let Some(reply) = handler(&message.payload[1..]) {
             let client = self.nats.client.clone();
-            // The reader of the inbox waits for nothing.
+            // Spawned, so that the reader of the inbox does not wait.
             tokio::spawn(async move {
                 let _ = with_timeout(client.publish(subject, reply)).await;
             });
@@ -182,14 +182,14 @@ impl Cluster {
         serde_json::from_slice(&reply.ok()?.ok()?.payload).ok()
     }
 
-    /// Has everything that was said to others written out.
+    /// Flushes everything published to other nodes.
     pub(crate) async fn flush(&self) {
         let _ = with_timeout(self.nats.client.flush()).await;
     }
 
     // --- wires ---
 
-    /// Lays a wire from a harness here to the home of its environment.
+    /// Opens a wire from a harness here to the home of its environment.
     pub(crate) async fn open_wire(
         &self,
         node: &str,
@@ -208,7 +208,7 @@ impl Cluster {
             token: owner.token.clone(),
         };
         let body = [&id[..], &encode(&open).unwrap_or_default()].concat();
-        // Before it is asked for: frames may come right after the answer.
+        // Opened before the request, since frames may follow the reply at once.
         let id = WireId::from_be_bytes(id);
         let (sender, receiver) = self.wires.open(id, node, Some(environment), registration);
         let refusal = match self.request(node, OPEN, &body).await {
@@ -223,7 +223,7 @@ impl Cluster {
         Err(refusal)
     }
 
-    /// Another node wants a wire.
+    /// Handles another node's request for a wire.
     fn accept_wire(self: &Arc<Self>, hub: &Arc<Hub>, body: &[u8]) -> Option<Bytes> {
         let id = WireId::from_be_bytes(body.get(..16)?.try_into().ok()?);
         let open: Open = serde_json::from_slice(&body[16..]).ok()?;
@@ -241,7 +241,7 @@ impl Cluster {
 
     // --- who is where ---
 
-    /// What other nodes know of these environments, in the same order.
+    /// Asks other nodes about these environments; the result has the same order.
     pub(crate) async fn presences(&self, known: &[&Registration]) -> Vec<Option<Presence>> {
         let mut by_node: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (at, registration) in known.iter().enumerate() {
@@ -257,7 +257,7 @@ impl Cluster {
                 let body = encode(&requested).unwrap_or_default();
                 let reply: Option<Vec<Option<Presence>>> =
                     self.request(node, PRESENCE, &body).await;
-                // A node that does not answer is gone, and so are its environments.
+                // A node that does not reply is gone, and so are its environments.
                 let Some(reply) = reply else { return };
                 let mut presences = presences.lock();
                 for (at, presence) in indexes.iter().zip(reply) {
@@ -269,7 +269,7 @@ impl Cluster {
         presences.into_inner()
     }
 
-    /// The node that was said to have an environment is gone: says so, for all.
+    /// Records in the store that the node of an environment is gone.
     pub(crate) async fn node_gone(
         &self,
         environment: &str,
@@ -281,7 +281,7 @@ impl Cluster {
         self.store.record_socket(environment, registration, gone, now).await.map(drop)
     }
 
-    /// NATS goes and comes back.
+    /// Follows the state of the connection to NATS.
     async fn follow_connection(&self, hub: &Arc<Hub>) {
         let mut state = self.nats.connection_state();
         let mut generation = state.borrow_and_update().generation;
@@ -299,11 +299,11 @@ impl Cluster {
         }
     }
 
-    /// Environments register, move and go, at any node.
+    /// Follows registrations and moves of environments at any node.
     async fn follow_environments(&self, hub: &Arc<Hub>) {
         loop {
             if let Ok(Ok(mut changes)) = with_timeout(self.nats.environments.watch_all()).await {
-                // What changed before it was watched.
+                // Changes before the watch began.
                 hub.recheck_all().await;
                 while let Some(Ok(change)) = changes.next().await {
                     let Some(environment) = environment_of(&change.key) else { continue };
@@ -339,7 +339,7 @@ impl Cluster {
         }
     }
 
-    /// Nodes at the other ends of wires may die without a word.
+    /// Pings the nodes at the other ends of wires, which may die silently.
     async fn watch_peers(&self) {
         loop {
             sleep(self.config.peer_ping).await;

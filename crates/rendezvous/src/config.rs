@@ -1,4 +1,4 @@
-//! Every limit and every time of the service, with its default beside it.
+//! Every limit and timeout of the service, with its default.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,73 +6,71 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use codex_exec_relay_core::FrameLimits;
 
-/// Limits and times. Start from `Config::default()` and change fields.
+/// Limits and timeouts. Start from `Config::default()` and change fields.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// What clients are told to connect to, such as `https://rendezvous.example.com`. Default
-    /// `None`: the host that the request itself named.
+    /// The base URL that clients are given, such as `https://rendezvous.example.com`. Default `None`: the
+    /// `Host` of each request.
     pub public_url: Option<PublicUrl>,
-    /// Where the time of day comes from; expiry depends on nothing else.
+    /// The time of day; expiry depends on nothing else.
     pub clock: Clock,
 
-    /// How long a URL can be used for the first time. Default 5 min.
+    /// How long a URL is valid for its first use. Default 5 min.
     pub url_lifetime: Duration,
-    /// How long an environment or a harness may be away and still come back with the URL it has.
-    /// Default 10 min.
+    /// How long after a disconnect an environment or a harness may reconnect with the same URL. Default
+    /// 10 min.
     pub reconnect_window: Duration,
-    /// How long an authorization of a harness's key can be used. Default 2 min.
+    /// How long an authorization of a harness's key is valid. Default 2 min.
     pub authorization_lifetime: Duration,
-    /// How long streams that acknowledge wait for a socket that dropped. Default 60 s.
+    /// How long streams that acknowledge wait for a dropped socket to reconnect. Default 60 s.
     pub grace: Duration,
 
-    /// What a frame may measure; what is longer is dropped. Default 256 KiB.
+    /// Size limits of a frame (default 256 KiB); longer frames are dropped.
     pub frame: FrameLimits,
-    /// A websocket message that is longer than this ends its socket. Default 1 MiB.
+    /// The longest websocket message, in bytes (default 1 MiB); a longer one ends its socket.
     pub message_bytes: usize,
-    /// Streams of one environment. Default 1,024.
+    /// Streams per environment (default 1,024); more are reset.
     pub streams_per_environment: usize,
-    /// Streams of one harness's socket. Default 64.
+    /// Streams per harness socket (default 64); more are reset.
     pub streams_per_harness: usize,
-    /// Harnesses' sockets to one environment. Default 256.
+    /// Harness sockets per environment (default 256); more are refused with 409.
     pub harnesses_per_environment: usize,
-    /// Sockets of all kinds, http included. Default 20,000.
+    /// Open connections of all kinds, HTTP included (default 20,000); more are closed at once.
     pub connections: usize,
-    /// Frames a second that are read from one socket; more wait. Default 50,000.
+    /// Frames read from one socket per second (default 50,000); more wait.
     pub frames_per_second: u32,
-    /// Bytes that may wait for one socket. Default 1 MiB.
+    /// Bytes that may wait for one socket (default 1 MiB); above it the sender's socket is not read.
     pub queue_bytes: usize,
-    /// How long a socket may take nothing at all while a frame waits for it. Default 10 s.
+    /// How long a socket may take nothing while a frame waits for it, before it is closed. Default 10 s.
     pub stall_timeout: Duration,
-    /// Bytes that may be under way from one node to another for one harness. Default 512 KiB.
+    /// Bytes in flight from one node to another for one harness. Default 512 KiB.
     pub wire_bytes: usize,
-    /// How often a node asks those whether they are there that it has harnesses of, or at.
-    /// Default 5 s.
+    /// How often peer nodes are pinged. Default 5 s.
     pub peer_ping: Duration,
-    /// How often it is noted which harnesses are here, so that they may come back after a crash
-    /// with the URL they have. Default 60 s.
+    /// How often the connected harnesses are recorded, so that they may reconnect with the same URL after
+    /// a crash of the service. Default 60 s.
     pub harness_record_interval: Duration,
 
-    /// When a silent socket is pinged. Default 30 s.
+    /// Silence after which a socket is pinged. Default 30 s.
     pub ping_after: Duration,
-    /// How long the answer to a ping may take. Default 60 s.
+    /// How long a pong may take before the socket is closed. Default 60 s.
     pub pong_within: Duration,
     /// How long a request may take to arrive, headers and body. Default 15 s.
     pub request_timeout: Duration,
-    /// The longest request body. Default 64 KiB.
+    /// The longest request body, in bytes. Default 64 KiB.
     pub body_bytes: usize,
-    /// Failed authentications a minute from one address, before they are answered with 429.
-    /// Default 30.
+    /// Failed authentications per minute and address, above which the response is 429. Default 30.
     pub failures_per_minute: u32,
-    /// Registrations and connections a minute by one token. Default 600.
+    /// Registrations and connections per minute and token. Default 600.
     pub calls_per_minute: u32,
 
-    /// How often the tokens of open sockets are looked at; requests always see the latest.
-    /// Default 250 ms.
+    /// How often the tokens of open sockets are checked (default 250 ms); requests always see the latest
+    /// tokens.
     pub revocation_interval: Duration,
-    /// How long streams may go on once the service was told to stop. Default 5 s.
+    /// How long streams may continue after a shutdown begins. Default 5 s.
     pub drain: Duration,
-    /// How long a socket may take to close in good order. Default 2 s.
+    /// How long the closing handshake of a socket may take. Default 2 s.
     pub close_timeout: Duration,
 }
 
@@ -115,7 +113,7 @@ impl Default for Config {
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
 impl Clock {
-    /// A clock that asks `now`.
+    /// A clock that calls `now`.
     pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -138,11 +136,11 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// The address that clients are told: `http://` or `https://`, without a slash at its end.
+/// The public base URL: `http://` or `https://`, without a trailing slash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicUrl(String);
 
-/// An address that clients could not use.
+/// The text is not a valid public URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid public URL: expected http or https without a query, such as \
@@ -167,12 +165,12 @@ impl std::str::FromStr for PublicUrl {
 }
 
 impl PublicUrl {
-    /// As it is printed.
+    /// The URL as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The same place, for a websocket.
+    /// The same URL with a websocket scheme.
     pub(crate) fn websocket(&self) -> String {
         match self.0.strip_prefix("https://") {
             Some(rest) => format!("wss://{rest}"),

@@ -1,8 +1,7 @@
-//! One registered environment while it is here: its socket, the harnesses' sockets, the streams
-//! between them.
+//! One connected environment: its socket, the harnesses' sockets, and the streams between them.
 //!
-//! Invariant: the lock is never held across a wait. A frame is looked up under it and delivered
-//! after it, by the task that read the frame, so that order within a socket is kept.
+//! Invariant: the lock is never held across an await. The task that reads a frame looks up its target under
+//! the lock and delivers it afterwards, so the order within a socket is preserved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,9 +18,9 @@ use crate::metrics::Metrics;
 use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED};
 use crate::table::{Dropped, FromExecutor, FromHarness, HarnessSocketId, Table, TableLimits};
 
-/// What harnesses are told when a stream ends by our doing.
+/// The reset reason for harnesses when the service ends a stream.
 const ENVIRONMENT_GONE: &str = "environment_disconnected";
-/// What environments are told.
+/// The reset reason for environments when the service ends a stream.
 const HARNESS_GONE: &str = "harness_disconnected";
 
 /// An environment under one registration.
@@ -30,10 +29,9 @@ pub(crate) struct Environment {
     pub registration: String,
     config: Arc<Config>,
     metrics: Arc<Metrics>,
-    /// Since when this process knows it.
+    /// When this process first saw it.
     known_since: Instant,
-    /// Held while it is noted in the store whether the environment is here, so that what is
-    /// noted last is true.
+    /// Held while the store records whether the environment is here, so that the last record is true.
     pub presence_lock: Arc<tokio::sync::Mutex<()>>,
     inner: Mutex<Inner>,
 }
@@ -43,9 +41,9 @@ struct Inner {
     table: Table,
     executor: Option<Executor>,
     harness_sockets: HashMap<HarnessSocketId, HarnessSocket>,
-    /// Names sockets of either side; grows.
+    /// The number of the last socket, of either side.
     next: u64,
-    /// Changes whenever the environment's socket comes or goes.
+    /// Counts connects and disconnects of the environment's socket.
     epoch: u64,
     ended: bool,
 }
@@ -65,30 +63,30 @@ struct HarnessSocket {
     token: String,
 }
 
-/// A harness's socket, as its reading task has it.
+/// A harness's socket, as its reading task knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct HarnessHandle {
     pub id: HarnessSocketId,
     pub harness: Arc<str>,
 }
 
-/// Why a socket was not taken.
+/// Why a socket was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttachError {
-    /// Replaced or removed in the meantime.
+    /// The environment was replaced or removed meanwhile.
     Ended,
-    /// As many harnesses as there may be.
+    /// The harness limit is reached.
     Full,
 }
 
-/// What is left when the environment's socket is gone.
+/// The state after the environment's socket is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detached {
-    /// Another socket has taken its place.
+    /// Another socket has replaced it.
     Replaced,
-    /// Nothing.
+    /// The environment has ended.
     Ended,
-    /// Streams that wait; to be given up at this epoch.
+    /// Streams wait for a new socket; pass this epoch to [`Environment::give_up`].
     Waiting(u64),
 }
 
@@ -115,32 +113,32 @@ impl Environment {
         self.inner.lock()
     }
 
-    /// Since when the environment's socket is here.
+    /// When the environment's socket connected; `None` while it is offline.
     pub(crate) fn online_since(&self) -> Option<u64> {
         self.lock().executor.as_ref().map(|executor| executor.since)
     }
 
-    /// Sockets of harnesses, and streams.
+    /// The numbers of harness sockets and of streams.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.harness_sockets.len(), inner.table.len())
     }
 
-    /// Whether a harness is here, or expected back.
+    /// Whether a harness is connected, or has streams that wait for it.
     pub(crate) fn knows(&self, harness: &str) -> bool {
         let inner = self.lock();
         inner.table.knows(harness)
             || inner.harness_sockets.values().any(|socket| &*socket.harness == harness)
     }
 
-    /// Marks that something waits for the environment's socket; see [`Self::give_up`].
+    /// The current epoch, for [`Self::give_up`].
     pub(crate) fn epoch(&self) -> u64 {
         self.lock().epoch
     }
 
     // --- the environment's side ---
 
-    /// The environment's socket is here. One that was still here is closed.
+    /// Attaches the environment's socket and closes an earlier one.
     pub(crate) fn attach_executor(
         &self,
         outbound: Outbound,
@@ -162,7 +160,7 @@ impl Environment {
         Ok(socket)
     }
 
-    /// The environment's socket is gone.
+    /// Detaches the environment's socket.
     pub(crate) fn detach_executor(&self, socket: u64) -> Detached {
         let mut inner = self.lock();
         if inner.ended {
@@ -177,7 +175,7 @@ impl Environment {
         Detached::Waiting(inner.epoch)
     }
 
-    /// Whether everything here has ended.
+    /// Whether the environment has ended.
     pub(crate) fn is_ended(&self) -> bool {
         self.lock().ended
     }
@@ -191,7 +189,7 @@ impl Environment {
         }
     }
 
-    /// The grace period is over: ends everything, if nothing has changed since `epoch`.
+    /// Ends everything after the grace period, unless the epoch has changed.
     pub(crate) fn give_up(&self, epoch: u64) -> bool {
         let mut inner = self.lock();
         if inner.epoch != epoch || inner.executor.is_some() {
@@ -206,8 +204,8 @@ impl Environment {
         self.end_all(&mut self.lock(), reason);
     }
 
-    /// The environment's socket is at another node now. Everything here ends without a word about
-    /// streams: those that acknowledge go on there.
+    /// Closes everything here after the environment moved to another node. Streams get no reset: those
+    /// that acknowledge continue there.
     pub(crate) fn move_to_other_node(&self) {
         let mut inner = self.lock();
         inner.ended = true;
@@ -236,7 +234,7 @@ impl Environment {
         }
     }
 
-    /// A frame that the environment's socket gave.
+    /// Routes a frame from the environment's socket.
     pub(crate) async fn executor_frame(&self, socket: u64, frame: Bytes) {
         let Ok(seen) = peek(&frame, &self.config.frame) else {
             return self.metrics.dropped(Dropped::Invalid);
@@ -253,8 +251,8 @@ impl Environment {
                 FromExecutor::Drop(why) => return self.metrics.dropped(why),
                 FromExecutor::Unknown => {
                     self.metrics.dropped(Dropped::Unknown);
-                    // While harnesses may still be on their way back to a service that was
-                    // restarted, their streams are not known, but not gone either.
+                    // After a restart of the service, harnesses may still be reconnecting: their
+                    // streams are unknown, but not gone.
                     if self.known_since.elapsed() > self.config.grace
                         && let Some(executor) = &inner.executor
                     {
@@ -276,7 +274,7 @@ impl Environment {
 
     // --- the harnesses' side ---
 
-    /// A harness's socket is here.
+    /// Attaches a harness's socket.
     pub(crate) fn attach_harness(
         &self,
         outbound: Outbound,
@@ -298,7 +296,7 @@ impl Environment {
         Ok(HarnessHandle { id, harness })
     }
 
-    /// A harness's socket is gone. Its streams end, or wait for it; `true` if some wait.
+    /// Detaches a harness's socket. Its streams end or wait for it; `true` if some wait.
     pub(crate) fn detach_harness(&self, socket: &HarnessHandle) -> bool {
         let mut inner = self.lock();
         inner.harness_sockets.remove(&socket.id);
@@ -325,7 +323,7 @@ impl Environment {
         }
     }
 
-    /// A frame that a harness's socket gave.
+    /// Routes a frame from a harness's socket.
     pub(crate) async fn harness_frame(&self, socket: &HarnessHandle, frame: Bytes) {
         let Ok(seen) = peek(&frame, &self.config.frame) else {
             return self.metrics.dropped(Dropped::Invalid);
@@ -349,7 +347,7 @@ impl Environment {
             match &inner.executor {
                 Some(executor) => executor.outbound.clone(),
                 None => {
-                    // A new stream cannot begin while nobody answers; others wait.
+                    // A new stream cannot begin while the environment is offline; others wait.
                     if seen.kind == BodyKind::Handshake {
                         back(ENVIRONMENT_GONE);
                         inner.table.remove(seen.stream_id);
@@ -367,7 +365,7 @@ impl Environment {
         }
     }
 
-    /// The harnesses that are here.
+    /// The connected harnesses.
     pub(crate) fn harnesses(&self) -> Vec<Arc<str>> {
         self.lock().harness_sockets.values().map(|socket| socket.harness.clone()).collect()
     }
@@ -402,7 +400,7 @@ impl Environment {
         }
     }
 
-    /// Closes all sockets; streams that acknowledge go on elsewhere or later.
+    /// Closes all sockets; streams that acknowledge continue at another node or later.
     pub(crate) fn close_sockets(&self, reason: CloseReason) {
         let inner = self.lock();
         for socket in inner.harness_sockets.values() {

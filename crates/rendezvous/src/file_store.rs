@@ -1,9 +1,9 @@
-//! The store of a service on its own: a data directory with three files.
+//! The store of a single service: a data directory with three files.
 //!
 //! ```text
-//! secret       the key that signs, 0600
-//! tokens.log   written by the command line, followed by the service
-//! state.log    written by the service, which holds a lock on it
+//! secret       the signing key, mode 0600
+//! tokens.log   written by the command line, read by the service
+//! state.log    written by the service, which holds the lock of the directory
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,18 +22,18 @@ use crate::secret::{Secret, SigningKey};
 use crate::store::{Registration, StoreError, TokenChange, Tokens};
 use crate::token::{Right, Scope, TokenRecord};
 
-/// How large the journal of state may be before it is looked at whether it can be smaller.
+/// The size of the state journal, in bytes, at which compaction is tried.
 const COMPACT_BYTES: u64 = 4 << 20;
-/// For how many seconds it is kept when a harness was last here; longer than anybody asks.
+/// How long the time of a harness's last connection is kept, in seconds; longer than any reconnect window.
 const HARNESS_RETENTION_SECONDS: u64 = 3600;
 
-/// A data directory, opened by a service.
+/// A data directory that a service has opened.
 #[derive(Debug)]
 pub struct FileStore {
     key: SigningKey,
     tokens: Mutex<(SharedJournal, Tokens)>,
     state: Arc<Mutex<State>>,
-    /// Held as long as the service runs.
+    /// Locked while the service runs.
     _lock: File,
 }
 
@@ -43,7 +43,7 @@ struct State {
     compact_at: u64,
     registrations: BTreeMap<String, Registration>,
     used: HashMap<String, u64>,
-    /// When harnesses were last here.
+    /// When harnesses were last connected.
     harnesses: HashMap<String, u64>,
 }
 
@@ -58,7 +58,7 @@ enum Record {
 }
 
 impl FileStore {
-    /// Opens the directory, making it if it is missing, for this process alone.
+    /// Opens the directory for this process alone, creating it if needed.
     pub fn open(directory: &Path, now: u64) -> Result<Self, StoreError> {
         make_directory(directory)?;
         let lock = OpenOptions::new()
@@ -80,8 +80,8 @@ impl FileStore {
             harnesses: HashMap::new(),
         };
         records.into_iter().for_each(|record| state.apply(record));
-        // Whoever was online when the last service died was so until now, as far as anybody can
-        // tell: it may come back with the url it has.
+        // Environments that were online when the last service died count as online until now, so they
+        // may reconnect with the same URL.
         for registration in state.registrations.values_mut() {
             if registration.online_since.take().is_some() {
                 registration.last_seen = now;
@@ -173,7 +173,7 @@ impl FileStore {
             if state.used.contains_key(&name) {
                 return Ok(false);
             }
-            // Written first: if it cannot be, it cannot be used either.
+            // Written first: if that fails, the name is not used up.
             state.write(Record::Used { name, expires }, true)?;
             state.compact_if_large(now);
             Ok(true)
@@ -230,7 +230,7 @@ impl State {
         if self.journal.len() >= self.compact_at
             && let Err(error) = self.compact(now)
         {
-            // It only grows; the next try is not at once.
+            // The journal keeps growing; try again after another step.
             tracing::warn!(%error, "cannot compact the state");
             self.compact_at = self.journal.len() + COMPACT_BYTES;
         }
@@ -279,12 +279,12 @@ fn make_directory(directory: &Path) -> io::Result<()> {
 pub struct TokenFile(PathBuf);
 
 impl TokenFile {
-    /// Of that directory, which is made with the first token.
+    /// The tokens of this directory, which the first token creates.
     pub fn new(directory: &Path) -> Self {
         Self(directory.join("tokens.log"))
     }
 
-    /// Makes a token. It is given here and kept nowhere.
+    /// Creates a token and returns it; only its digest is stored.
     pub fn create(
         &self,
         scope: Scope,
@@ -314,7 +314,7 @@ impl TokenFile {
 
     fn read(&self) -> io::Result<Tokens> {
         if let Some(directory) = self.0.parent() {
-            // Otherwise a misspelt one would seem to be without tokens.
+            // Otherwise a misspelt directory would look like one without tokens.
             directory.metadata()?;
         }
         let mut tokens = Tokens::default();
@@ -351,7 +351,7 @@ mod tests {
         store.use_once("refused", 100, 1).await.unwrap_err();
         assert!(!store.remove("nobody").await.unwrap());
         store.remove("before").await.unwrap_err();
-        // What could not be kept did not happen.
+        // A change that could not be stored did not happen.
         assert_eq!(store.registrations(), [registration("before")]);
         store.state.lock().journal.replace_file(real);
         store.register(registration("after")).await.unwrap();

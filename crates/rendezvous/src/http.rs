@@ -1,4 +1,4 @@
-//! Requests: from a path and a body to a call, and back.
+//! HTTP requests: routing, parsing and responses.
 
 use std::net::IpAddr;
 
@@ -25,13 +25,13 @@ use crate::socket;
 
 pub(crate) type HttpResponse = Response<Full<Bytes>>;
 
-/// A connection's share of all there may be.
+/// A connection's permit, of [`Config::connections`](crate::Config).
 pub(crate) type ConnectionPermit = std::sync::Arc<tokio::sync::OwnedSemaphorePermit>;
 
-/// The longest id of an environment.
+/// The longest environment id, in bytes.
 const MAX_ID_LEN: usize = 128;
 
-/// Answers one request.
+/// Handles one request.
 pub(crate) async fn respond(
     service: &Service,
     from: IpAddr,
@@ -46,7 +46,7 @@ pub(crate) async fn respond(
     response
 }
 
-/// What a request asks for.
+/// A call of the API.
 #[derive(Debug, PartialEq, Eq)]
 enum Call {
     Health,
@@ -110,7 +110,7 @@ async fn route(
     request: Request<Incoming>,
     permit: ConnectionPermit,
 ) -> (&'static str, Result<HttpResponse, ApiError>) {
-    // A page in a browser has no business here; a browser always says where it comes from.
+    // Browsers send an Origin header; web pages must not use this API.
     if request.headers().contains_key(ORIGIN) {
         return ("refused", Err(ApiError::Origin));
     }
@@ -153,7 +153,7 @@ async fn handle_call(
         address: from,
         websocket_base: websocket_base(service, secure, parts.headers.get(HOST)),
     };
-    // Those that are here finish what they do; nobody new begins.
+    // While draining, only calls of connected environments and managers are served.
     let begins = !matches!(call, Call::Validate(_) | Call::List | Call::Environment(_));
     if begins && service.is_draining() {
         return Err(ApiError::Draining);
@@ -187,7 +187,7 @@ async fn handle_call(
     }
 }
 
-/// Upgrades to a websocket for whoever has a pass.
+/// Upgrades a request with a valid pass to a websocket.
 async fn rendezvous(
     service: &Service,
     from: IpAddr,
@@ -222,7 +222,7 @@ fn bearer(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }
 
-/// Where a client should open its websocket: where we are told we are, or where it found us.
+/// The base of websocket URLs: the public URL, or the host that the client used.
 fn websocket_base(service: &Service, secure: bool, host: Option<&HeaderValue>) -> String {
     if let Some(url) = &service.config().public_url {
         return url.websocket();
@@ -233,9 +233,9 @@ fn websocket_base(service: &Service, secure: bool, host: Option<&HeaderValue>) -
     format!("{scheme}://{}", host.as_ref().map_or("localhost", Authority::as_str))
 }
 
-/// The id of an environment out of a path.
+/// Decodes an environment id from a path segment.
 fn name(part: &str) -> Result<String, ApiError> {
-    // What is left of a broken escape is a `%`, which no id has.
+    // An invalid escape leaves a `%`, which no id may contain.
     let id = percent_decode_str(part).decode_utf8().map_err(|_| ApiError::EnvironmentId)?;
     if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._~:@+-".contains(&byte)) {
         return Err(ApiError::EnvironmentId);
@@ -256,7 +256,7 @@ async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<
         Ok(Err(_)) => return Err(ApiError::Body("it is incomplete")),
         Err(_) => return Err(ApiError::BodyTooSlow),
     };
-    // What serde says may quote the body, which holds secrets.
+    // Errors of serde may quote the body, which holds secrets.
     serde_json::from_slice(&bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
             ApiError::Body("a member is missing, unknown or not a public key")
@@ -270,7 +270,7 @@ fn json<T: Serialize>(body: &T) -> Result<HttpResponse, ApiError> {
     let mut response = Response::new(Full::from(bytes));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    // Answers hold secrets.
+    // Responses may hold secrets.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }

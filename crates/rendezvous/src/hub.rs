@@ -1,8 +1,7 @@
-//! The environments that are here, by id; their coming, going and being replaced.
+//! The environments at this node, by id: connecting, disconnecting and replacing them.
 //!
-//! Invariant: there is at most one [`Environment`] per id, that of its current registration. In a
-//! cluster one node at a time is its home, by the store; where a node finds that it is not, its own
-//! ends.
+//! Invariant: there is at most one [`Environment`] per id, that of its current registration. In a cluster
+//! the store names one node as its home; a node that finds another home ends its own [`Environment`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::store::{Registration, Store, StoreError};
 use crate::table::Dropped;
 use crate::wire::{WireReceiver, WireSender};
 
-/// All environments with a socket here, or whose streams wait for one.
+/// All environments with a socket here, or with streams that wait for one.
 #[derive(Debug)]
 pub(crate) struct Hub {
     config: Arc<Config>,
@@ -35,7 +34,7 @@ pub(crate) struct Hub {
     environments: Mutex<HashMap<String, Arc<Environment>>>,
 }
 
-/// Whose websocket it is.
+/// The owner of a websocket.
 #[derive(Debug, Clone)]
 pub(crate) struct SocketOwner {
     pub environment: String,
@@ -45,8 +44,8 @@ pub(crate) struct SocketOwner {
     pub harness: Option<String>,
 }
 
-/// A place for a websocket, taken before the upgrade is answered. One that is dropped, because the
-/// client went before it had its websocket, is given back.
+/// Room for one websocket, reserved before the upgrade is answered. Dropping it, because the client left
+/// before the upgrade, releases it.
 #[derive(Debug)]
 pub(crate) struct Seat {
     hub: Arc<Hub>,
@@ -65,11 +64,11 @@ struct SeatClaim {
 enum Side {
     Executor(Arc<Environment>, u64),
     Harness(Arc<Environment>, HarnessHandle),
-    /// The environment is at home at another node.
+    /// The environment's home is another node.
     Remote(WireSender, WireReceiver),
 }
 
-/// Why there was no place for a websocket.
+/// Why a websocket was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeatError {
     #[error("the registration was replaced or removed")]
@@ -110,7 +109,7 @@ impl Hub {
         &self.tasks
     }
 
-    /// What has to be done all the time, for ever.
+    /// Runs the periodic work and the cluster; never returns.
     pub(crate) async fn run_maintenance(self: &Arc<Self>) {
         let sweep = async {
             loop {
@@ -156,20 +155,20 @@ impl Hub {
         gauges
     }
 
-    /// Whether anybody here has streams.
+    /// Whether there are open streams.
     pub(crate) fn is_busy(&self) -> bool {
         self.gauges().streams > 0
             || self.router.cluster().is_some_and(|cluster| cluster.wires.outbound_count() > 0)
     }
 
-    /// What is known here of an environment under that registration, if its socket is here.
+    /// The presence of an environment under this registration, if its socket is here.
     pub(crate) fn presence_here(&self, environment: &str, registration: &str) -> Option<Presence> {
         let known = self.get(environment).filter(|known| known.registration == registration)?;
         let (harnesses, streams) = known.counts();
         Some(Presence { since: known.online_since()?, harnesses, streams })
     }
 
-    /// What is known of these environments, here or elsewhere, in the same order.
+    /// The presence of these environments, here or at other nodes, in the same order.
     pub(crate) async fn presences(&self, known: &[&Registration]) -> Vec<Option<Presence>> {
         let here = known.iter().map(|known| self.presence_here(&known.environment, &known.id));
         let mut all: Vec<_> = here.collect();
@@ -181,8 +180,7 @@ impl Hub {
         all
     }
 
-    /// An environment has registered again, or was removed: what was under another registration
-    /// ends.
+    /// Ends an environment under any registration but this one, after a new registration or a removal.
     pub(crate) fn replace(
         &self,
         environment: &str,
@@ -200,7 +198,7 @@ impl Hub {
         }
     }
 
-    /// Takes a place for a websocket. That an environment is here is kept before it is told so.
+    /// Reserves a seat. The store records an environment as online before its upgrade is answered.
     pub(crate) async fn seat(
         self: &Arc<Self>,
         owner: SocketOwner,
@@ -217,12 +215,12 @@ impl Hub {
         let now = self.config.clock.now();
         let (environment, turn, number) = loop {
             let (environment, _) = self.entry(&owner);
-            // From before its socket is taken until that is kept nobody may find that it is not
-            // at home here.
+            // Held from before the socket is attached until the store has it, so that a recheck does
+            // not find another home meanwhile.
             let turn = environment.presence_lock.clone().lock_owned().await;
             match environment.attach_executor(outbound.clone(), owner.token.clone(), now) {
                 Ok(number) => break (environment, turn, number),
-                // It has ended since; the store will say whether there may be another.
+                // It has ended meanwhile; the store decides whether there may be another.
                 Err(AttachError::Ended) if !self.is_current(&owner.environment, &environment) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -235,7 +233,7 @@ impl Hub {
         match kept {
             Ok(true) => Ok(seat),
             Ok(false) => Err(SeatError::Replaced),
-            // Other nodes could not find it.
+            // Other nodes could not find the environment.
             Err(error) if self.router.cluster().is_some() => Err(error.into()),
             Err(error) => {
                 self.store_failed(&error);
@@ -272,7 +270,7 @@ impl Hub {
                 }
             }
         }
-        // It waits here, for the environment to come to this node, or to another.
+        // The harness waits here for the environment to reconnect, to this node or another.
         let window = away_since + self.config.reconnect_window.as_secs();
         if here.is_none() && self.config.clock.now() >= window {
             return Err(SeatError::Offline);
@@ -293,14 +291,14 @@ impl Hub {
         let seat =
             Seat { hub: self.clone(), claim: Some(SeatClaim { owner, side, outbound, queue }) };
         if self.router.cluster().is_some() && environment.online_since().is_none() {
-            // It may have come to another node since we looked.
+            // The environment may have connected to another node meanwhile.
             let hub = self.clone();
             tokio::spawn(async move { hub.recheck(&id).await });
         }
         Ok(seat)
     }
 
-    /// Another node's harness wants a place.
+    /// Admits a harness of another node.
     pub(crate) fn admit(&self, open: &Open) -> Result<Admitted, Refusal> {
         let environment = self.get(&open.environment).filter(|known| {
             known.registration == open.registration && known.online_since().is_some()
@@ -325,7 +323,7 @@ impl Hub {
             if known.registration == owner.registration {
                 return (known.clone(), false);
             }
-            // The store says that ours is the current one.
+            // The store has this registration as the current one.
             known.end(REGISTERED_AGAIN);
         }
         let (config, metrics) = (self.config.clone(), self.metrics.clone());
@@ -423,7 +421,7 @@ impl Hub {
         });
     }
 
-    /// Notes in the store whether an environment is here.
+    /// Records in the store whether an environment is here.
     async fn record_presence(&self, owner: &SocketOwner, environment: &Environment) {
         let _turn = environment.presence_lock.lock().await;
         let online = environment.online_since().is_some();
@@ -440,7 +438,7 @@ impl Hub {
         tracing::warn!(%error, "cannot record who is online");
     }
 
-    /// Notes which harnesses are here: after a crash they may come back with the urls they have.
+    /// Records the connected harnesses, so that they may reconnect with their URLs after a crash.
     async fn record_harnesses(&self) {
         let now = self.config.clock.now();
         for environment in self.all() {
@@ -456,7 +454,7 @@ impl Hub {
 
     // --- other nodes ---
 
-    /// The store says something else of an environment than what is here; does as it says.
+    /// Compares an environment here with the store, and follows the store.
     pub(crate) async fn recheck(&self, environment: &str) {
         let Some(cluster) = self.router.cluster() else { return };
         let known = self.get(environment);
@@ -464,7 +462,7 @@ impl Hub {
             Some(known) => Some(known.presence_lock.lock().await),
             None => None,
         };
-        // While the store cannot be asked nothing changes.
+        // Without the store nothing changes.
         let Ok(current) = self.store.registration(environment).await else { return };
         let Some(current) = current else {
             return self.replace(environment, None, REMOVED);
@@ -485,7 +483,7 @@ impl Hub {
             drop(environments);
             known.move_to_other_node();
         } else if current.node.is_none() && known.online_since().is_some() {
-            // Another node took us for dead.
+            // Another node has declared this one dead.
             let now = self.config.clock.now();
             if let Err(error) = self.store.set_online(environment, &current.id, true, now).await {
                 self.store_failed(&error);
@@ -494,7 +492,7 @@ impl Hub {
         drop(turn);
     }
 
-    /// Looks at everything that is here.
+    /// Rechecks every environment here.
     pub(crate) async fn recheck_all(&self) {
         let mut all: BTreeSet<String> = self.lock().keys().cloned().collect();
         all.extend(self.router.cluster().into_iter().flat_map(|all| all.wires.environments()));
@@ -503,20 +501,20 @@ impl Hub {
         }
     }
 
-    /// The last thing a node does.
+    /// Flushes messages to other nodes, at the very end.
     pub(crate) async fn flush(&self) {
         if let Some(cluster) = self.router.cluster() {
             cluster.flush().await;
         }
     }
 
-    /// Closes the sockets whose token no longer holds.
+    /// Closes the sockets whose token is revoked or expired.
     pub(crate) async fn sweep_tokens(&self) {
         let environments = self.all();
         let tokens: BTreeSet<String> =
             environments.iter().flat_map(|environment| environment.tokens()).collect();
         let now = self.config.clock.now();
-        // A store that cannot be asked is no reason to close anything.
+        // Without the store nothing is closed.
         let Ok(dead) = self.store.invalid_tokens(tokens, now).await else { return };
         for token in dead {
             tracing::info!(token, "closing the sockets of a token that is no longer valid");

@@ -1,7 +1,7 @@
-//! A file that only grows: one checked record a line.
+//! An append-only file with one checksummed record per line.
 //!
-//! Invariant: what `append` has answered with `Ok` is read back after any crash of the process; a
-//! line that was cut short by a crash or a full disk is as if it had never been.
+//! Invariant: a record for which `append` returned `Ok` is read back after any crash of the process; a line
+//! that a crash or a full disk cut short is ignored.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -26,19 +26,19 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens the file, making it if it is missing, and gives what it holds.
+    /// Opens the file, creating it if needed, and returns its records.
     pub(crate) fn open<R: DeserializeOwned>(path: &Path) -> io::Result<(Self, Vec<R>)> {
         let mut file = open(path)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
         let (records, len) = parse(&text);
         let mut journal = Self { file, path: path.to_owned(), len: len as u64 };
-        // A torn tail would swallow the next record.
+        // A torn last line would swallow the next record.
         journal.truncate()?;
         Ok((journal, records))
     }
 
-    /// Adds a record; `durable` says that it has to survive the machine too.
+    /// Adds a record; with `durable` it also survives a crash of the machine.
     pub(crate) fn append<R: Serialize>(&mut self, record: &R, durable: bool) -> io::Result<()> {
         let line = line(record)?;
         let written = self
@@ -51,7 +51,7 @@ impl Journal {
                 Ok(())
             }
             Err(error) => {
-                // Best effort: a torn line is dropped when it is read, too.
+                // Best effort: reading skips a torn line too.
                 let _ = self.truncate();
                 Err(error)
             }
@@ -63,7 +63,7 @@ impl Journal {
         self.len
     }
 
-    /// Replaces everything by these records, at once.
+    /// Replaces all records atomically.
     pub(crate) fn rewrite<R: Serialize>(
         &mut self,
         records: impl Iterator<Item = R>,
@@ -86,7 +86,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes go elsewhere; gives where they went.
+    /// Redirects writes to another file; returns the current one.
     #[cfg(test)]
     pub(crate) fn replace_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -99,11 +99,11 @@ impl Journal {
     }
 }
 
-/// A journal that several processes write, a line at a time, and that one follows.
+/// A journal that several processes append to, and that one process follows.
 #[derive(Debug)]
 pub(crate) struct SharedJournal {
     path: PathBuf,
-    /// The file that was read, how much of it, and when it was last changed.
+    /// The file that was read, how many bytes of it, and its stamp then.
     seen: Option<(File, u64, Stamp)>,
 }
 
@@ -115,13 +115,13 @@ struct Stamp {
 }
 
 impl SharedJournal {
-    /// The file at that path, which need not be there yet.
+    /// The journal at this path, which need not exist yet.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, seen: None }
     }
 
-    /// What was added since the last call. `Some(true)` in front means that the file is another
-    /// one: forget what came before.
+    /// Returns the records added since the last call, if any. The flag is true if the file was replaced:
+    /// the caller then forgets earlier records.
     pub(crate) fn changes<R: DeserializeOwned>(&mut self) -> io::Result<Option<(bool, Vec<R>)>> {
         let stamp = match self.path.metadata() {
             Ok(meta) => Stamp { device: meta.dev(), inode: meta.ino(), len: meta.len() },
@@ -148,13 +148,13 @@ impl SharedJournal {
         Ok(Some((fresh, records)))
     }
 
-    /// Adds a record, while no other process does.
+    /// Adds a record under the file's lock.
     pub(crate) fn append<R: Serialize>(path: &Path, record: &R) -> io::Result<()> {
         let mut file = open(path)?;
         flock(&file, FlockOperation::LockExclusive)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
-        // A line torn by a writer's crash is ended, so that it spoils itself only.
+        // End a torn line, so that it damages only itself.
         let mut addition = Vec::new();
         if text.last().is_some_and(|last| *last != b'\n') {
             addition.push(b'\n');
@@ -184,7 +184,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file that root makes in the directory of a service is the service's, or it could not read it.
+/// Gives a file that root creates to the owner of the directory, so that the service can read it.
 fn give_to_owner(file: &File, directory: &Path) -> io::Result<()> {
     let (made, around) = (file.metadata()?, directory.metadata()?);
     if made.uid() == 0 && around.uid() != 0 {
@@ -198,15 +198,14 @@ fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
     Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECKSUM_LEN]).into_bytes())
 }
 
-/// The records in whole lines, and how many bytes those lines take. Lines that do not check are
-/// skipped.
+/// Parses the records in complete lines, and returns the length of those lines. Damaged lines are skipped.
 fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
         let (check, json) = line.split_at_checked(CHECKSUM_LEN)?;
         let json = json.strip_prefix(b" ")?;
         if &digest(json).as_bytes()[..CHECKSUM_LEN] != check {
-            tracing::warn!("a damaged record was skipped");
+            tracing::warn!("skipped a damaged record");
             return None;
         }
         serde_json::from_slice(json).ok()
@@ -224,7 +223,7 @@ mod tests {
         (dir, path)
     }
 
-    /// Only root can tell: for others there is nothing to give away.
+    /// Meaningful only as root, who can change owners.
     #[test]
     fn files_created_by_root_belong_to_the_directory_owner() {
         let (dir, path) = file();
@@ -269,7 +268,7 @@ mod tests {
 
     #[test]
     fn full_disk_append_fails_without_damage() {
-        // The device that is always full.
+        // A device that is always full.
         let (_dir, path) = file();
         let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
         journal.file = OpenOptions::new().write(true).open("/dev/full").unwrap();

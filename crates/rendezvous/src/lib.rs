@@ -1,9 +1,9 @@
 //! The self-hosted registry and rendezvous.
 //!
-//! An environment (a machine with an exec-server) registers here over http, is handed a url, and
-//! keeps a websocket to it. A harness asks for the environment, is handed a url of its own and
-//! the environment's public key, and opens streams over its websocket. Frames pass between the
-//! two by the stream ids in them; what is in the frames is encrypted end to end and stays so.
+//! An environment (a machine with an exec-server) registers over HTTP, gets a URL, and keeps a websocket
+//! to it. A harness requests the environment, gets another URL and the environment's public key, and opens
+//! streams over its websocket. The service routes frames between the two by their stream ids; the content
+//! of the frames is encrypted end to end.
 //!
 //! ```text
 //!  http ──▶ http.rs ──▶ registry.rs ──▶ store.rs            tokens, registrations, used tickets
@@ -13,15 +13,15 @@
 //!                                └─▶ cluster.rs ──▶ wire.rs ──▶ NATS       the other nodes
 //! ```
 //!
-//! On its own it keeps its state in a directory (`file_store.rs`); with NATS any number of nodes
-//! share theirs (`nats_store.rs`) and pass frames to each other. Nothing else differs. Keep logs of
-//! the `async_nats` crate at warnings: at trace level it tells whole messages, keys included.
+//! A single service keeps its state in a directory (`file_store.rs`); with NATS, any number of nodes share
+//! their state (`nats_store.rs`) and pass frames to each other. Nothing else differs. Keep the logs of the
+//! `async_nats` crate at warning level: at trace level it logs whole messages, keys included.
 //!
 //! # What is absent
 //!
-//! No key that could decrypt anything: of the frames this crate calls `peek` only, which reads an
-//! address and a kind. No process, no file but those of the data directory. Without `--nats`, no
-//! connection that nobody opened to it.
+//! No key that could decrypt anything: this crate only calls `peek` on frames, which reads the stream id
+//! and the kind. No process, and no file outside the data directory. Without `--nats`, no outgoing
+//! connection.
 
 #![forbid(unsafe_code)]
 

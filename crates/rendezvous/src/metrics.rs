@@ -1,4 +1,4 @@
-//! Counters for Prometheus. They hold numbers only: no ids, no addresses.
+//! Metrics for Prometheus: numbers only, no ids and no addresses.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::table::Dropped;
 
-/// What has happened since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub frames_to_environments: AtomicU64,
@@ -29,7 +29,7 @@ pub(crate) struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
 }
 
-/// What there is at the moment.
+/// Current values.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Gauges {
     pub environments: usize,
@@ -50,7 +50,7 @@ impl Metrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// A frame that another node sent.
+    /// Counts a frame from another node.
     pub(crate) fn between_nodes(&self, len: usize) {
         self.frames_between_nodes.fetch_add(1, Relaxed);
         self.bytes_between_nodes.fetch_add(len as u64, Relaxed);
@@ -61,7 +61,7 @@ impl Metrics {
         *requests.entry((call, status)).or_default() += 1;
     }
 
-    /// The text format of Prometheus.
+    /// Renders everything in the Prometheus text format.
     pub(crate) fn render(&self, now: Gauges) -> String {
         let mut out = String::with_capacity(4096);
         let mut metric = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {

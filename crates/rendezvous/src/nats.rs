@@ -1,7 +1,7 @@
-//! The connection to NATS that the nodes of a cluster share their state and their frames by.
+//! The connection to NATS, which carries the shared state of a cluster and the frames between its nodes.
 //!
-//! Invariant: nothing waits for NATS without end. While it is gone every call fails at once, and
-//! what was queued for it is bounded; the library reconnects by itself, for ever.
+//! Invariant: every wait for NATS has a timeout. While NATS is unreachable, calls fail at once and the
+//! outbound queue is bounded; the library reconnects without limit.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,19 +18,19 @@ use crate::secret::{SigningKey, random_name};
 use crate::store::StoreError;
 use crate::wire::subject_of;
 
-/// How long an answer of NATS may take.
+/// How long a reply of NATS may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the connection is looked at.
+/// How often the connection is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Messages that may wait to be written to NATS; more make their senders wait.
 const QUEUE_CAPACITY: usize = 256;
 
-/// Where NATS is: one address or several with commas between them, `nats://` or `tls://`, name and
-/// password in it where they are needed.
+/// The addresses of NATS servers, separated by commas: `nats://` or `tls://`, with user and password if
+/// needed. `Debug` shows only how many.
 #[derive(Clone)]
 pub struct NatsServers(Vec<ServerAddr>);
 
-/// Addresses that are none.
+/// The text is not a list of NATS addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid NATS URL: expected nats://HOST:PORT or tls://HOST:PORT, separated by commas")]
 pub struct NatsServersError;
@@ -41,7 +41,7 @@ impl FromStr for NatsServers {
     fn from_str(text: &str) -> Result<Self, NatsServersError> {
         let parse = |part: &str| {
             let known = part.starts_with("nats://") || part.starts_with("tls://");
-            // What the library says quotes the address, which may hold a password.
+            // The library's error quotes the address, which may hold a password.
             let address: Option<ServerAddr> = part.parse().ok();
             address.filter(|address| known && !address.host().is_empty()).ok_or(NatsServersError)
         };
@@ -55,20 +55,20 @@ impl fmt::Debug for NatsServers {
     }
 }
 
-/// A cluster's NATS.
+/// How to reach and use a cluster's NATS.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
-    /// Where it is.
+    /// The servers.
     pub servers: NatsServers,
-    /// On how many of its servers everything is kept; counts for the node that comes first.
+    /// On how many servers the buckets are stored; only the node that creates them uses it.
     pub replicas: usize,
 }
 
-/// Whether NATS is there.
+/// The state of the connection to NATS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionState {
     pub up: bool,
-    /// Grows whenever it goes: what was under way before is lost.
+    /// Counts disconnects: messages in flight before one are lost.
     pub generation: u64,
 }
 
@@ -83,13 +83,13 @@ pub(crate) struct Nats {
     pub used: kv::Store,
     pub harnesses: kv::Store,
     state: watch::Receiver<ConnectionState>,
-    /// What other nodes say to this one; from the start, so that nothing is missed.
+    /// Messages from other nodes; subscribed at the start, so that none is missed.
     inbox: Mutex<Option<Subscriber>>,
 }
 
 impl Nats {
-    /// Connects, makes the buckets that are missing, and has the cluster's key, or makes it.
-    /// `keep` is how long what may be forgotten is remembered.
+    /// Connects, creates missing buckets, and reads or creates the cluster's key. `keep` is how long
+    /// entries of the temporary buckets are kept.
     pub(crate) async fn connect(options: &NatsOptions, keep: Duration) -> Result<Self, StoreError> {
         let (client, state) = connect(options).await?;
         let context = context(&client);
@@ -110,7 +110,7 @@ impl Nats {
         })
     }
 
-    /// The bucket of tokens alone, for whoever has nothing else to do.
+    /// Connects and opens only the bucket of tokens.
     pub(crate) async fn tokens(options: &NatsOptions) -> Result<kv::Store, StoreError> {
         let (client, _) = connect(options).await?;
         bucket(&context(&client), "tokens", options.replicas, Duration::ZERO).await
@@ -120,23 +120,23 @@ impl Nats {
         self.state.clone()
     }
 
-    /// What other nodes say to this one, for the first who asks.
+    /// The messages from other nodes; `None` after the first call.
     pub(crate) fn inbox(&self) -> Option<Subscriber> {
         self.inbox.lock().take()
     }
 
-    /// Fails while NATS is gone.
+    /// Fails while NATS is unreachable.
     pub(crate) fn up(&self) -> Result<(), StoreError> {
         if self.state.borrow().up { Ok(()) } else { Err(StoreError::NatsGone) }
     }
 }
 
-/// What NATS answers, unless it takes too long.
+/// Awaits a reply of NATS, with a timeout.
 pub(crate) async fn with_timeout<T>(call: impl Future<Output = T>) -> Result<T, StoreError> {
     tokio::time::timeout(TIMEOUT, call).await.map_err(|_| StoreError::NatsGone)
 }
 
-/// A failure of NATS; what it quotes are names of ours, never values.
+/// An error of NATS. Its text may quote keys, never values.
 pub(crate) fn nats_error(error: impl fmt::Display) -> StoreError {
     StoreError::Nats(error.to_string())
 }
@@ -164,7 +164,7 @@ async fn connect(
                     }),
                     _ => {}
                 }
-                // An error of the server may quote a subject, never a payload.
+                // A server error may quote a subject, never a payload.
                 tracing::info!(%event, "nats");
             }
         })
@@ -190,7 +190,7 @@ async fn bucket(
     if let Ok(known) = context.get_key_value(&bucket).await {
         return Ok(known);
     }
-    // What the library's own call makes, which asks the server for more than 2.9 can tell.
+    // Created by hand: the library's own call needs a newer server than 2.9.
     let stream = stream::Config {
         name: format!("KV_{bucket}"),
         subjects: vec![format!("$KV.{bucket}.>")],
@@ -203,7 +203,7 @@ async fn bucket(
         discard: stream::DiscardPolicy::New,
         ..stream::Config::default()
     };
-    // Where another node was first, its stream is there, whatever this one hears.
+    // If another node was first, its stream exists even though this call failed.
     let made = context.create_stream(stream).await.map(drop);
     context.get_key_value(&bucket).await.map_err(|error| {
         let error = made.err().map_or_else(|| error.to_string(), |error| error.to_string());
@@ -213,7 +213,7 @@ async fn bucket(
     })
 }
 
-/// The cluster's key: the first node makes it, all others find it.
+/// Reads the cluster's key; the first node creates it.
 async fn signing_key(secrets: &kv::Store) -> Result<SigningKey, StoreError> {
     let made = SigningKey::generate()?;
     match secrets.create("signing", Bytes::copy_from_slice(made.expose())).await {

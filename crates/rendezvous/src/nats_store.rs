@@ -1,17 +1,16 @@
-//! The store of a cluster: buckets of JetStream, the same for every node.
+//! The store of a cluster: JetStream buckets that every node shares.
 //!
 //! ```text
-//! secrets       signing             the key that signs
-//! tokens        digest.SHA256       what is kept of a token
+//! secrets       signing             the signing key
+//! tokens        digest.SHA256       the record of a token
 //!               id.ID               its digest
 //! environments  BASE64URL(id)       the registration, and which node has its socket
-//! used          NONCE               an authorization that was used; forgotten when it is over
-//! harnesses     REGISTRATION.KEY    when a harness was last here; forgotten after a while
+//! used          NONCE               an authorization that was used; removed after its expiry
+//! harnesses     REGISTRATION.KEY    when a harness was last connected; removed after a while
 //! ```
 //!
-//! Invariant: every question that lets somebody in is asked of NATS itself. What is remembered here
-//! (`token_cache`) only spares asking again for sockets that are open already, and any change of a token
-//! empties it.
+//! Invariant: every decision that admits a client reads NATS. The cache (`token_cache`) only avoids reads
+//! for sockets that are already open, and any change of a token clears it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -29,12 +28,12 @@ use crate::secret::{Secret, SigningKey};
 use crate::store::{Registration, StoreError};
 use crate::token::{Right, Scope, TokenRecord};
 
-/// How often a record that others change at the same time is tried again.
+/// How often an update is retried when other nodes change the same record.
 const MAX_ATTEMPTS: usize = 16;
-/// How many records are read at the same time.
+/// How many records are read concurrently.
 const CONCURRENT_READS: usize = 64;
 
-/// A cluster's state.
+/// The state of a cluster.
 #[derive(Debug)]
 pub struct NatsStore {
     nats: Arc<Nats>,
@@ -44,7 +43,7 @@ pub struct NatsStore {
 impl NatsStore {
     /// Connects to NATS.
     pub async fn connect(options: &NatsOptions, config: &Config) -> Result<Self, StoreError> {
-        // Twice, for clocks that differ.
+        // Doubled, because clocks differ.
         let keep = 2 * config.authorization_lifetime.max(config.reconnect_window);
         let nats = Arc::new(Nats::connect(options, keep).await?);
         Ok(Self { nats, token_cache: Mutex::default() })
@@ -95,7 +94,7 @@ impl NatsStore {
         Ok(dead)
     }
 
-    /// Some token has changed, or may have.
+    /// Clears the cache after a token has changed, or may have.
     pub(crate) fn tokens_changed(&self) {
         self.token_cache().clear();
     }
@@ -138,8 +137,8 @@ impl NatsStore {
         Ok(true)
     }
 
-    /// The environment's socket came to this node, or went from `node`; `false` if the registration
-    /// is not the current one. Where it has come to another node since, that stays.
+    /// Records that the environment's socket connected to this node or left `node`; `false` if the
+    /// registration is not the current one. A later connection to another node is not overwritten.
     pub(crate) async fn record_socket(
         &self,
         environment: &str,
@@ -204,16 +203,16 @@ impl NatsStore {
     }
 }
 
-/// What became of an environment's socket.
+/// A change of an environment's socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SocketChange<'a> {
-    /// It is at this node.
+    /// It connected to this node.
     Here,
-    /// It was at that node and is not any more.
+    /// It left this node.
     Gone { node: &'a str },
 }
 
-/// The tokens of a cluster, for whoever makes and revokes them.
+/// The tokens of a cluster, for creating and revoking them.
 #[derive(Debug)]
 pub struct NatsTokens(Box<kv::Store>);
 
@@ -249,11 +248,11 @@ impl NatsTokens {
     }
 
     pub(crate) async fn revoke(&self, id: &str) -> Result<bool, StoreError> {
-        // A list has those too whose second record was never written.
+        // Listing also finds tokens whose second record was never written.
         let Some(token) = self.list().await?.into_iter().find(|token| token.id == id) else {
             return Ok(false);
         };
-        // The digest first: without it nobody is let in, whatever happens next.
+        // The digest first: without it the token is invalid, whatever happens next.
         for key in [digest_key(&token.digest), id_key(id)] {
             with_timeout(self.0.purge(key)).await?.map_err(|error| nats_error(error.kind()))?;
         }
@@ -277,12 +276,12 @@ fn id_key(id: &str) -> String {
     format!("id.{id}")
 }
 
-/// The key of an environment, whose id may have characters that no key has.
+/// The bucket key of an environment id, which may contain characters that keys cannot.
 fn environment_key(environment: &str) -> String {
     base64_simd::URL_SAFE_NO_PAD.encode_to_string(environment)
 }
 
-/// The environment of a key.
+/// The environment id of a bucket key.
 pub(crate) fn environment_of(key: &str) -> Option<String> {
     String::from_utf8(base64_simd::URL_SAFE_NO_PAD.decode_to_vec(key).ok()?).ok()
 }
@@ -292,7 +291,7 @@ fn encode<T: Serialize>(value: &T) -> Result<Bytes, StoreError> {
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
-    // What serde says may quote the record.
+    // Errors of serde may quote the record.
     serde_json::from_slice(bytes).map_err(|_| nats_error("cannot decode a record"))
 }
 
@@ -305,7 +304,7 @@ async fn read<T: DeserializeOwned>(bucket: &kv::Store, key: &str) -> Result<Opti
     entry.filter(is_present).map(|entry| decode(&entry.value)).transpose()
 }
 
-/// Everything in a bucket whose key begins so.
+/// Reads every entry of a bucket whose key has this prefix.
 async fn read_all<T: DeserializeOwned>(
     bucket: &kv::Store,
     prefix: &str,
@@ -324,7 +323,7 @@ async fn read_all<T: DeserializeOwned>(
         .buffer_unordered(CONCURRENT_READS);
     let mut all = Vec::new();
     while let Some(value) = reading.next().await {
-        // One that went in the meantime is not there.
+        // An entry removed meanwhile is skipped.
         all.extend(value?);
     }
     Ok(all)

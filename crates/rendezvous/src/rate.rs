@@ -1,4 +1,4 @@
-//! Rates: how often somebody may fail, call, or send.
+//! Rate limits for failures, calls and frames.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// How many keys are remembered; when there are more, those that are idle are forgotten.
+/// How many keys are tracked; above it, idle keys are dropped.
 const MAX_KEYS: usize = 10_000;
 
-/// So many a minute for each key, saved up to one minute's worth.
+/// A token bucket per key: `limit` per minute, with a burst of the same size.
 #[derive(Debug)]
 pub(crate) struct RateLimiter<K> {
     limit: u32,
@@ -28,7 +28,7 @@ impl<K: Hash + Eq> RateLimiter<K> {
         Self { limit, buckets: Mutex::new(HashMap::new()) }
     }
 
-    /// Counts one; `false` if it is one too many.
+    /// Takes one token; `false` if none is left.
     pub(crate) fn try_take(&self, key: K) -> bool {
         let now = Instant::now();
         let limit = f64::from(self.limit);
@@ -36,7 +36,7 @@ impl<K: Hash + Eq> RateLimiter<K> {
         if buckets.len() >= MAX_KEYS {
             buckets.retain(|_, bucket| bucket.refill(limit, now) < limit);
             if buckets.len() >= MAX_KEYS {
-                // Everybody is busy: start afresh rather than grow.
+                // No key is idle: start over rather than grow.
                 buckets.clear();
             }
         }
@@ -59,7 +59,7 @@ impl Bucket {
     }
 }
 
-/// So many a second; more have to wait.
+/// Limits calls per second; more wait.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     per_second: u32,
@@ -74,7 +74,7 @@ impl Throttle {
 
     pub(crate) async fn wait(&mut self) {
         if self.left == 0 {
-            // Looked at once a second's worth, so that the clock is not asked for every frame.
+            // Checked once per second's worth, so that not every frame reads the clock.
             sleep_until(self.until).await;
             self.left = self.per_second;
             self.until = Instant::now() + Duration::from_secs(1);

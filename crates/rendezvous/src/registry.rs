@@ -1,7 +1,7 @@
-//! The registry's calls: who may register, connect and be believed.
+//! The registry's calls: registering, connecting and validating.
 //!
-//! Invariant: every call asks the store for the token first; every url and authorization that
-//! leaves here is signed, ends soon, and names the registration it is for.
+//! Invariant: every call first looks the token up in the store; every URL and authorization that it returns
+//! is signed, expires soon, and names its registration.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use crate::store::{Registration, Store};
 use crate::ticket::{Kind, Ticket};
 use crate::token::{Right, TokenRecord};
 
-/// Where websockets are.
+/// The path of websockets.
 pub(crate) const RENDEZVOUS_PATH: &str = "/rendezvous/v1";
 
 /// The registry.
@@ -41,13 +41,13 @@ pub(crate) struct Registry {
     calls: RateLimiter<String>,
 }
 
-/// SocketOwner calls, and how our address looks from there.
+/// The client that calls, and the base URL to give it.
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
-    /// What came as `Authorization: Bearer`.
+    /// The token of `Authorization: Bearer`.
     pub token: Option<&'a str>,
     pub address: IpAddr,
-    /// `ws://…` or `wss://…`, without a slash at its end.
+    /// `ws://…` or `wss://…`, without a trailing slash.
     pub websocket_base: String,
 }
 
@@ -210,12 +210,12 @@ impl Registry {
         if !good {
             return Ok(false);
         }
-        // Last, since it cannot be taken back.
+        // Last, since it cannot be undone.
         let used = self.store.use_once(&ticket.nonce, ticket.expires, now).await;
         used.map_err(|error| self.store_failed(error))
     }
 
-    /// A websocket with a pass of ours: takes its place.
+    /// Checks the pass of a websocket and reserves its seat.
     pub(crate) async fn seat(&self, pass: Option<&str>, from: IpAddr) -> Result<Seat, ApiError> {
         let Some(ticket) = pass.and_then(|pass| Ticket::open(pass, &self.key)) else {
             return Err(self.authentication_failed(from));
@@ -250,7 +250,7 @@ impl Registry {
         })
     }
 
-    /// A pass has to be used soon, but whoever is here or was so a moment ago may come back.
+    /// A pass expires soon, but a client that is or was recently connected may reconnect with it.
     async fn is_pass_usable(
         &self,
         ticket: &Ticket,
@@ -264,7 +264,7 @@ impl Registry {
         let here = self.hub.get(&ticket.environment);
         let here = here.filter(|known| known.registration == ticket.registration);
         let Some(harness) = &ticket.harness else {
-            // One that was at a node which died was there until now, as far as anybody can tell.
+            // An environment at a node that died counts as connected until now.
             return Ok(here.is_some()
                 || current.node.is_some()
                 || now < current.last_seen + window);
@@ -379,8 +379,8 @@ impl Registry {
         Ok(found.is_some_and(|token| !token.is_expired(now) && token.permits(right, environment)))
     }
 
-    /// A wrong token or url. Right ones are never limited by these, so that nobody can lock
-    /// others out who come from the same address.
+    /// Counts a wrong token or URL. The limit never applies to valid ones, so a client cannot lock others
+    /// at the same address out.
     fn authentication_failed(&self, from: IpAddr) -> ApiError {
         self.metrics.authentication_failures.fetch_add(1, Relaxed);
         if self.failures.try_take(from) { ApiError::Unauthorized } else { self.limited() }
@@ -397,7 +397,7 @@ impl Registry {
 
     // --- inside ---
 
-    /// Whether calls can be answered.
+    /// Fails while calls cannot be served.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.store.ready().map_err(|_| ApiError::Store)
     }
@@ -434,7 +434,7 @@ impl Registry {
     }
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "given to map_err")]
+#[allow(clippy::needless_pass_by_value, reason = "passed to map_err")]
 fn random_source_failed(error: io::Error) -> ApiError {
     tracing::error!(%error, "cannot get random bytes from the system");
     ApiError::Store

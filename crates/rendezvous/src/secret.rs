@@ -1,7 +1,6 @@
-//! Things that must not be seen: random names, tokens, and the key that signs.
+//! Secrets: random names, tokens and the signing key.
 //!
-//! Invariant: `Debug` of nothing here shows a secret, and comparison takes the same time whatever
-//! differs.
+//! Invariant: no `Debug` here shows a secret, and signatures are compared in constant time.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -25,7 +24,7 @@ impl SigningKey {
         Ok(Self(key))
     }
 
-    /// A key that was kept elsewhere.
+    /// A key from its bytes; `None` unless there are 32.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Some(Self(Zeroizing::new(bytes.try_into().ok()?)))
     }
@@ -34,7 +33,7 @@ impl SigningKey {
         &self.0
     }
 
-    /// The key in that file, which is made if it is missing.
+    /// Reads the key from this file, or creates both.
     pub fn open(path: &Path) -> io::Result<Self> {
         match OpenOptions::new().read(true).open(path) {
             Ok(mut file) => {
@@ -48,7 +47,7 @@ impl SigningKey {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // Written beside and renamed, so that a crash leaves a whole key or none.
+        // Written to a second file and renamed, so that a crash leaves a complete key or none.
         let key = Self::generate()?;
         let beside = path.with_extension("new");
         let _ = std::fs::remove_file(&beside);

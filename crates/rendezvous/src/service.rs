@@ -1,8 +1,8 @@
-//! The service: connections in, until it is told to stop.
+//! The service: accepts connections until shutdown.
 //!
-//! Stopping goes in three steps. It says that it is not ready and takes nobody new; what runs may
-//! finish for [`Config::drain`]; then every socket is closed with 1012, which tells peers
-//! to come back, here or to another node.
+//! Shutdown has three steps. The service reports that it is not ready and refuses new clients; open streams
+//! may finish for [`Config::drain`]; then it closes every socket with 1012, which makes peers reconnect,
+//! here or to another node.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl Service {
-    /// A service over a store. Has to be called within a tokio runtime.
+    /// Makes a service over a store. Must be called within a tokio runtime.
     pub fn new(config: Config, store: Store) -> Self {
         let config = Arc::new(config);
         let metrics = Arc::new(Metrics::default());
@@ -99,7 +99,7 @@ impl Service {
         self.0.metrics.render(gauges)
     }
 
-    /// Serves what connects, until [`Self::drain`].
+    /// Accepts connections until [`Self::drain`].
     pub async fn serve(&self, listener: TcpListener, tls: Option<TlsAcceptor>) {
         loop {
             let accepted = tokio::select! {
@@ -108,7 +108,7 @@ impl Service {
             };
             let (socket, peer) = match accepted {
                 Ok(accepted) => accepted,
-                // Out of descriptors, or a peer that was gone already: the next one may do.
+                // Out of descriptors, or the peer is already gone: continue with the next.
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -130,8 +130,7 @@ impl Service {
         }
     }
 
-    /// Serves one connection: http, up to the websocket. `secure` says whether clients reach it
-    /// by TLS.
+    /// Serves one connection: HTTP, then perhaps a websocket. `secure` if clients connect with TLS.
     pub async fn serve_connection<T>(&self, socket: T, from: IpAddr, secure: bool)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -140,7 +139,7 @@ impl Service {
             tracing::warn!("connection limit reached");
             return;
         };
-        // Held by the requests, so that it lasts as long as the websocket that came of them.
+        // Held by the requests, so that it lasts as long as a websocket upgraded from one.
         let permit = Arc::new(permit);
         let handler = {
             let service = self.clone();
@@ -174,7 +173,7 @@ impl Service {
         }
     }
 
-    /// Stops in good order; see the module's documentation.
+    /// Shuts down gracefully, in the steps that the module describes.
     pub async fn drain(&self) {
         let shared = &self.0;
         shared.draining.cancel();
@@ -197,23 +196,23 @@ impl Service {
     }
 }
 
-/// Where a service program listens and keeps its state.
+/// How a service listens and where it stores its state.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// The address; port 0 takes a free one.
+    /// The listen address; port 0 picks a free port.
     pub listen: SocketAddr,
-    /// Where its state is.
+    /// Where it stores its state.
     pub store: StoreOptions,
     /// Certificate chain and key, both PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
 }
 
-/// Where a service program keeps its state.
+/// Where a service stores its state.
 #[derive(Debug, Clone)]
 pub enum StoreOptions {
-    /// In a directory of its own.
+    /// In a directory, for one service.
     Directory(PathBuf),
-    /// In NATS, together with the other nodes.
+    /// In NATS, shared with other nodes.
     Nats(NatsOptions),
 }
 
@@ -230,29 +229,29 @@ impl StoreOptions {
     }
 }
 
-/// Why a service program could not run.
+/// Why a service could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}")]
     Bind {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// State cannot be kept.
+    /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No TLS with these files.
+    /// The TLS files cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address could not be told.
+    /// `announce` failed.
     #[error("cannot write to stdout")]
     Announce(#[source] io::Error),
 }
 
-/// Runs a service until `stop` resolves. `announce` is given the base URL once it accepts.
+/// Runs a service until `stop` resolves. Calls `announce` with the base URL once it listens.
 pub async fn serve(
     options: ServeOptions,
     config: Config,
@@ -272,7 +271,7 @@ pub async fn serve(
     };
     let service = Service::new(config, store);
     tokio::pin!(stop);
-    // Whoever reads the address may stop us right away: what listens for that has to listen now.
+    // A reader of the address may stop the service at once: poll the signal handler before announcing.
     let already_stopped = stop.as_mut().now_or_never().is_some();
     announce(&base).map_err(ServeError::Announce)?;
     let accepting = tokio::spawn({

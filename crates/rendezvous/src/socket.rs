@@ -1,7 +1,7 @@
-//! One websocket: a queue bounded in bytes towards it, frames out of it.
+//! One websocket: an outbound queue bounded in bytes, and a reader of frames.
 //!
-//! Invariant: a socket that takes nothing makes whoever writes to it wait, and is closed if it
-//! takes nothing for [`Config::stall_timeout`]; it never makes the service grow.
+//! Invariant: a socket that takes nothing blocks its senders and is closed after
+//! [`Config::stall_timeout`]; it never makes the service grow.
 
 use bytes::Bytes;
 use codex_exec_relay_core::{Body, Frame, StreamId};
@@ -27,11 +27,11 @@ pub(crate) const STALLED: CloseReason = (1008, "too slow");
 const SILENT: CloseReason = (1001, "no pong");
 pub(crate) const ENDED: CloseReason = (1000, "");
 
-/// All reasons, by the number that other nodes know them by; new ones go to the end.
+/// All reasons, by the number that nodes send each other; add new ones at the end.
 pub(crate) const REASONS: [CloseReason; 9] =
     [ENDED, GOING_AWAY, REPLACED, REGISTERED_AGAIN, REMOVED, REVOKED, OFFLINE, STALLED, SILENT];
 
-/// The way to a socket; clones share it.
+/// The outbound queue of a socket; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Outbound(codex_exec_rpc::Outbound);
 
@@ -47,8 +47,8 @@ pub(crate) fn reason(queue: &OutboundQueue) -> CloseReason {
 }
 
 impl Outbound {
-    /// Queues a frame, waiting for room; `false` if the socket is gone, or was closed because it
-    /// took nothing for too long.
+    /// Queues a frame, waiting for room; `false` if the socket is closed, or took nothing for too long and
+    /// is closed now.
     pub(crate) async fn deliver(&self, frame: Bytes, config: &Config) -> bool {
         let slot = match self.0.try_reserve(frame.len()) {
             Some(slot) => slot,
@@ -65,15 +65,14 @@ impl Outbound {
         !self.0.is_closed()
     }
 
-    /// Tells the end of a stream, without waiting. There is one such frame per stream at most, so
-    /// it needs no room.
+    /// Sends a reset without waiting for room. At most one per stream is sent, which bounds them.
     pub(crate) fn reset(&self, stream: &str, reason: &str) {
         if let Some(frame) = reset_frame(stream, reason) {
             self.0.send_now(frame);
         }
     }
 
-    /// Tells that there is no such stream, if there is room to say so.
+    /// Sends a reset for an unknown stream, if there is room.
     pub(crate) fn refuse(&self, stream: &str, reason: &str) {
         if let Some(frame) = reset_frame(stream, reason)
             && let Some(slot) = self.0.try_reserve(frame.len())
@@ -82,7 +81,7 @@ impl Outbound {
         }
     }
 
-    /// Closes the socket after what is queued; the first reason counts.
+    /// Closes the socket after its queued frames; the first reason counts.
     pub(crate) fn close(&self, reason: CloseReason) {
         self.0.close(reason);
     }
@@ -93,7 +92,7 @@ fn reset_frame(stream: &str, reason: &str) -> Option<Bytes> {
     Some(Frame::new(StreamId::new(stream)?, 0, 0, body).encode())
 }
 
-/// How to build the websocket: small frames gather into one write, large ones go out whole.
+/// The builder of websockets: small frames share a write, large ones are written whole.
 pub(crate) fn builder(config: &Config) -> tokio_websockets::ServerBuilder {
     tokio_websockets::ServerBuilder::new()
         .config(websocket_config())
@@ -108,7 +107,7 @@ pub(crate) struct Reader<T> {
     throttle: Throttle,
 }
 
-/// Starts the writing half of a socket and gives its reading half.
+/// Starts the write task of a socket and returns its reading half.
 pub(crate) fn start<T>(
     websocket: WebSocketStream<T>,
     outbound: Outbound,
@@ -131,7 +130,7 @@ where
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
-    /// The next message; `None` once the socket is done.
+    /// The next message; `None` once the socket has ended.
     pub(crate) async fn next(&mut self) -> Option<Received> {
         self.throttle.wait().await;
         match self.socket.next().await? {

@@ -1,10 +1,8 @@
-//! What outlives the process: tokens, registrations, which authorizations were used, and who was
-//! here.
+//! Persistent state: tokens, registrations, used authorizations and recent harnesses.
 //!
-//! Invariant: what a call has answered with `Ok` is there after a restart. [`FileStore`] is a data
-//! directory of one service; tokens in it are also written by the command line, and every
-//! lookup sees what is in the file at that moment. [`NatsStore`] is the same in NATS, for all nodes
-//! of a cluster.
+//! Invariant: a change for which a call returned `Ok` survives a restart. [`FileStore`] is the data
+//! directory of one service; the command line also writes tokens to it, and every lookup sees the current
+//! file. [`NatsStore`] holds the same in NATS, for all nodes of a cluster.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -20,46 +18,46 @@ pub use crate::nats_store::{NatsStore, NatsTokens};
 use crate::secret::{Secret, SigningKey};
 use crate::token::{Right, Scope, TokenRecord};
 
-/// An environment that has registered. Times are seconds since 1970.
+/// The registration of an environment. Times are seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registration {
     /// The environment's id.
     pub environment: String,
-    /// The id of this registration of it.
+    /// The id of this registration.
     pub id: String,
-    /// Its key; `None` in the older revision, which has no encryption.
+    /// The executor's key; `None` in the older revision, which has no encryption.
     pub executor_key: Option<NoiseKeyJson>,
-    /// The token it registered with.
+    /// The id of the token that registered it.
     pub token: String,
     /// When it registered.
     pub registered: u64,
-    /// Since when its socket is there.
+    /// When its socket connected; `None` while it is offline.
     pub online_since: Option<u64>,
-    /// When its socket was last known to be there, or when it registered.
+    /// When its socket was last connected, or when it registered.
     pub last_seen: u64,
-    /// Which node of a cluster has its socket.
+    /// The node of a cluster that has its socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 }
 
-/// Why the store could not be used. Nothing was changed, as far as it can be known.
+/// Why the store failed. As far as is known, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The data directory, which may be full.
+    /// The data directory cannot be read or written, or its disk is full.
     #[error("cannot use the data directory: {0}")]
     File(#[from] io::Error),
-    /// Another service has the data directory.
+    /// Another service uses the data directory.
     #[error("another service is using the data directory {0}")]
     Locked(std::path::PathBuf),
-    /// NATS is not there.
+    /// NATS is unreachable.
     #[error("cannot reach NATS; retrying")]
     NatsGone,
-    /// NATS did not do it.
+    /// NATS refused the operation.
     #[error("cannot use NATS: {0}")]
     Nats(String),
 }
 
-/// Where state is kept.
+/// The store of a service.
 #[derive(Debug, Clone)]
 pub enum Store {
     /// In a directory.
@@ -68,7 +66,7 @@ pub enum Store {
     Nats(Arc<NatsStore>),
 }
 
-/// One change of the tokens.
+/// A change of the tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TokenChange {
@@ -112,7 +110,7 @@ impl Tokens {
         self.by_digest.get(self.digests.get(id)?)
     }
 
-    /// The oldest first.
+    /// All tokens, oldest first.
     pub(crate) fn list(&self) -> Vec<TokenRecord> {
         let mut records: Vec<_> = self.by_digest.values().cloned().collect();
         records.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
@@ -121,7 +119,7 @@ impl Tokens {
 }
 
 impl Store {
-    /// The key that signs tickets.
+    /// The signing key of tickets.
     pub fn signing_key(&self) -> SigningKey {
         match self {
             Self::File(store) => store.signing_key().clone(),
@@ -129,7 +127,7 @@ impl Store {
         }
     }
 
-    /// The token with that digest, unless it is revoked.
+    /// Finds a token by its digest, unless it is revoked.
     pub async fn token_by_digest(&self, digest: &str) -> Result<Option<TokenRecord>, StoreError> {
         match self {
             Self::File(store) => Ok(store.tokens()?.by_digest(digest).cloned()),
@@ -137,7 +135,7 @@ impl Store {
         }
     }
 
-    /// The token with that id, unless it is revoked.
+    /// Finds a token by its id, unless it is revoked.
     pub async fn token_by_id(&self, id: &str) -> Result<Option<TokenRecord>, StoreError> {
         match self {
             Self::File(store) => Ok(store.tokens()?.by_id(id).cloned()),
@@ -145,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Those of these tokens that are revoked or over.
+    /// The tokens among these that are revoked or expired.
     pub(crate) async fn invalid_tokens(
         &self,
         ids: BTreeSet<String>,
@@ -161,7 +159,7 @@ impl Store {
         }
     }
 
-    /// Keeps a registration, in place of an earlier one of the same environment.
+    /// Stores a registration, replacing an earlier one of the same environment.
     pub async fn register(&self, registration: Registration) -> Result<(), StoreError> {
         match self {
             Self::File(store) => store.register(registration).await,
@@ -177,7 +175,7 @@ impl Store {
         }
     }
 
-    /// All registrations, by environment.
+    /// All registrations, sorted by environment.
     pub async fn registrations(&self) -> Result<Vec<Registration>, StoreError> {
         match self {
             Self::File(store) => Ok(store.registrations()),
@@ -185,7 +183,7 @@ impl Store {
         }
     }
 
-    /// Forgets an environment; `false` if there is none.
+    /// Removes an environment; `false` if there is none.
     pub async fn remove(&self, environment: &str) -> Result<bool, StoreError> {
         match self {
             Self::File(store) => store.remove(environment).await,
@@ -193,8 +191,8 @@ impl Store {
         }
     }
 
-    /// An environment's socket came to this process (`online`), or went from it; `false` if the
-    /// registration is not the current one.
+    /// Records that an environment's socket connected to this process (`online`) or left it; `false` if
+    /// the registration is not the current one.
     pub async fn set_online(
         &self,
         environment: &str,
@@ -213,7 +211,7 @@ impl Store {
         }
     }
 
-    /// Uses a name up; `false` if it was before. It is remembered until `expires`.
+    /// Marks a name as used; `false` if it was used before. Remembered until `expires`.
     pub async fn use_once(&self, name: &str, expires: u64, now: u64) -> Result<bool, StoreError> {
         match self {
             Self::File(store) => store.use_once(name, expires, now).await,
@@ -221,7 +219,7 @@ impl Store {
         }
     }
 
-    /// A harness of that registration is here.
+    /// Records that a harness of this registration is connected.
     pub(crate) async fn record_harness(
         &self,
         registration: &str,
@@ -235,7 +233,7 @@ impl Store {
         }
     }
 
-    /// When a harness of that registration was last noted to be here; not for ever.
+    /// When a harness of this registration was last recorded; old records are dropped.
     pub(crate) async fn harness_last_seen(
         &self,
         registration: &str,
@@ -248,7 +246,7 @@ impl Store {
         }
     }
 
-    /// Fails while the store cannot be reached at all.
+    /// Fails while the store is unreachable.
     pub(crate) fn ready(&self) -> Result<(), StoreError> {
         match self {
             Self::File(_) => Ok(()),
@@ -257,7 +255,7 @@ impl Store {
     }
 }
 
-/// The tokens of a service or a cluster, for whoever makes and revokes them.
+/// The tokens of a service or a cluster, for creating and revoking them.
 #[derive(Debug)]
 pub enum TokenStore {
     /// In a directory.
@@ -267,7 +265,7 @@ pub enum TokenStore {
 }
 
 impl TokenStore {
-    /// Makes a token. It is given here and kept nowhere.
+    /// Creates a token and returns it; only its digest is stored.
     pub async fn create(
         &self,
         scope: Scope,
@@ -281,7 +279,7 @@ impl TokenStore {
         }
     }
 
-    /// The tokens that are not revoked, the oldest first.
+    /// The tokens that are not revoked, oldest first.
     pub async fn list(&self) -> Result<Vec<TokenRecord>, StoreError> {
         match self {
             Self::File(tokens) => Ok(tokens.list()?),
@@ -289,7 +287,7 @@ impl TokenStore {
         }
     }
 
-    /// Revokes a token; `false` if there is none with that id.
+    /// Revokes a token; `false` if no token has this id.
     pub async fn revoke(&self, id: &str) -> Result<bool, StoreError> {
         match self {
             Self::File(tokens) => Ok(tokens.revoke(id)?),

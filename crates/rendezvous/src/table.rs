@@ -1,15 +1,15 @@
-//! Who owns which stream of one environment: the whole of routing, without a socket.
+//! The routing table of one environment: which harness owns which stream. Pure, without sockets.
 //!
-//! Invariant: a stream has one owner, the harness that claimed it, and frames pass between that
-//! harness and the environment only. A stream that is not in the table does not exist.
+//! Invariant: a stream has one owner, the harness that claimed it, and its frames pass only between that
+//! harness and the environment. A stream that is not in the table does not exist.
 //!
 //! ```text
 //!            resume or handshake of a harness
-//!   (none) ──────────────────────────────────▶ linked ──reset by either side──▶ (none)
+//!   (none) ────────────────────────────────▶ attached ──reset by either side──▶ (none)
 //!                                              │    ▲
-//!            the harness's socket went,        │    │ resume of the same harness
+//!            the harness's socket is lost,     │    │ resume of the same harness
 //!            and both sides acknowledge        ▼    │
-//!                                             orphaned ──grace over──▶ (none), the other is told
+//!                                             orphaned ──grace over──▶ (none), with a reset
 //! ```
 
 use std::collections::HashMap;
@@ -25,9 +25,9 @@ pub(crate) type HarnessSocketId = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FromHarness {
     Forward,
-    /// Nothing; counted.
+    /// Drop it and count it.
     Drop(Dropped),
-    /// Tell the harness that there is no such stream.
+    /// Send the harness a reset with this reason.
     Refuse(&'static str),
 }
 
@@ -36,20 +36,20 @@ pub(crate) enum FromHarness {
 pub(crate) enum FromExecutor {
     To(HarnessSocketId),
     Drop(Dropped),
-    /// Nobody has claimed that stream.
+    /// No harness has claimed the stream.
     Unknown,
 }
 
-/// Why a frame went nowhere.
+/// Why a frame was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dropped {
     /// Not a frame.
     Invalid,
-    /// Another harness's stream.
+    /// The stream belongs to another harness.
     NotOwned,
-    /// No such stream, and nothing to be said about it.
+    /// The stream is unknown, and the frame needs no reply.
     Unknown,
-    /// The other side is away for a moment.
+    /// The other side is disconnected for now.
     Away,
 }
 
@@ -63,13 +63,13 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether both sides keep what is not acknowledged, so that a drop costs nothing.
+    /// Whether both sides acknowledge, so that the stream survives a dropped socket.
     fn survives(&self) -> bool {
         self.harness_acks && self.executor_acks
     }
 }
 
-/// How many streams there may be.
+/// Limits on the number of streams.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableLimits {
     pub streams: usize,
@@ -92,7 +92,7 @@ impl Table {
         self.streams.len()
     }
 
-    /// Whether that harness has streams here, linked or waiting.
+    /// Whether the harness has streams here, attached or orphaned.
     pub(crate) fn knows(&self, harness: &str) -> bool {
         self.streams.values().any(|entry| &*entry.harness == harness)
     }
@@ -106,7 +106,7 @@ impl Table {
         let claims = matches!(frame.kind, BodyKind::Resume | BodyKind::Handshake);
         if let Some(entry) = self.streams.get_mut(frame.stream_id) {
             if entry.socket != Some(socket) {
-                // Back on another socket, perhaps before the old one was known to be gone.
+                // Resumed over another socket, perhaps before the loss of the old one was noticed.
                 if entry.harness != *harness || frame.kind != BodyKind::Resume {
                     return FromHarness::Drop(Dropped::NotOwned);
                 }
@@ -133,8 +133,8 @@ impl Table {
             socket: Some(socket),
             orphaned: None,
             harness_acks: frame.acknowledges,
-            // One who claims a stream again and has had something of it already goes on with one
-            // that it knows to be acknowledged; this node was not there.
+            // A resume with an acknowledgement continues a stream that another node, or this one before
+            // a restart, has routed: its environment acknowledges.
             executor_acks: frame.acknowledges && frame.kind == BodyKind::Resume,
         };
         self.streams.insert(frame.stream_id.into(), entry);
@@ -156,12 +156,12 @@ impl Table {
         socket.map_or(FromExecutor::Drop(Dropped::Away), FromExecutor::To)
     }
 
-    /// A stream ends by our own doing.
+    /// Removes a stream that the service ends.
     pub(crate) fn remove(&mut self, stream: &str) {
         self.streams.remove(stream);
     }
 
-    /// A harness's socket went. Gives the streams that end with it; others wait.
+    /// Detaches a harness's socket. Returns the streams that end with it; others wait.
     pub(crate) fn socket_gone(&mut self, socket: HarnessSocketId, now: Instant) -> Vec<Box<str>> {
         for entry in self.streams.values_mut().filter(|entry| entry.socket == Some(socket)) {
             entry.socket = None;
@@ -170,22 +170,22 @@ impl Table {
         self.take(|entry| entry.socket.is_none() && !entry.survives())
     }
 
-    /// The streams that have waited for their harness since `before` or longer.
+    /// Removes the streams that have waited for their harness since `before` or longer.
     pub(crate) fn expire(&mut self, before: Instant) -> Vec<Box<str>> {
         self.take(|entry| entry.orphaned.is_some_and(|since| since <= before))
     }
 
-    /// A harness is not to be here any more: all its streams on that socket.
+    /// Removes all streams of a harness's socket.
     pub(crate) fn revoke_socket(&mut self, socket: HarnessSocketId) -> Vec<Box<str>> {
         self.take(|entry| entry.socket == Some(socket))
     }
 
-    /// The environment's socket went. Gives the streams that end with it, and whom to tell.
+    /// Removes the streams that end with the environment's socket, with the sockets to notify.
     pub(crate) fn executor_gone(&mut self) -> Vec<(HarnessSocketId, Box<str>)> {
         self.take_attached(|entry| !entry.survives())
     }
 
-    /// The environment is gone for good. Gives all streams and whom to tell.
+    /// Removes all streams, with the sockets to notify.
     pub(crate) fn clear(&mut self) -> Vec<(HarnessSocketId, Box<str>)> {
         self.take_attached(|_| true)
     }
@@ -267,13 +267,13 @@ mod tests {
             table.executor_frame(frame("acking", BodyKind::Data)),
             FromExecutor::Drop(Dropped::Away)
         );
-        // Back on another socket.
+        // Resumed over another socket.
         assert_eq!(
             table.harness_frame(2, &ann, frame("acking", BodyKind::Resume)),
             FromHarness::Forward
         );
         assert_eq!(table.executor_frame(frame("acking", BodyKind::Data)), FromExecutor::To(2));
-        // Gone for good.
+        // Not resumed again.
         assert_eq!(table.socket_gone(2, now), []);
         assert_eq!(table.expire(now - Duration::from_secs(1)), []);
         assert_eq!(table.expire(now), ["acking".into()]);

@@ -1,15 +1,15 @@
-//! Tickets: small signed statements that come back to us.
+//! Tickets: small signed statements that clients hand back to the service.
 //!
-//! Two kinds leave the service. A *pass* is part of a rendezvous URL and lets its bearer open one
-//! side's websocket. An *authorization* goes to a harness, travels inside the encrypted handshake,
-//! and is handed back by the environment, which asks whether it is good. Neither can be turned
-//! into the other: the kind is signed too.
+//! The service issues two kinds. A *pass* is part of a rendezvous URL and lets its bearer open the
+//! websocket of one side. An *authorization* goes to a harness, which sends it inside the encrypted
+//! handshake; the environment then asks the service to validate it. The kind is signed too, so neither can
+//! be used as the other.
 
 use serde::{Deserialize, Serialize};
 
 use crate::secret::{Secret, SigningKey};
 
-/// What a ticket says.
+/// The content of a ticket.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ticket {
     #[serde(rename = "k")]
@@ -18,16 +18,16 @@ pub(crate) struct Ticket {
     pub environment: String,
     #[serde(rename = "r")]
     pub registration: String,
-    /// The fingerprint of a harness's key, or a random name where there is no key.
+    /// The fingerprint of the harness's key, or a random name in the older revision.
     #[serde(rename = "h", default, skip_serializing_if = "Option::is_none")]
     pub harness: Option<String>,
-    /// The token that it was asked for with.
+    /// The id of the token that requested it.
     #[serde(rename = "t")]
     pub token: String,
-    /// When it ends, in seconds since 1970.
+    /// When it expires, in seconds since 1970.
     #[serde(rename = "x")]
     pub expires: u64,
-    /// Different in every ticket.
+    /// Random, different in every ticket.
     #[serde(rename = "n")]
     pub nonce: String,
 }
@@ -45,11 +45,11 @@ pub(crate) enum Kind {
     Authorization,
 }
 
-/// The longest ticket that is looked at; an authorization may have 4,096 bytes.
+/// The longest ticket that is parsed, in bytes; the limit of an authorization.
 const MAX_LEN: usize = 4096;
 
 impl Ticket {
-    /// Signs it: `payload.signature`, both base64url.
+    /// Signs the ticket: `payload.signature`, both base64url.
     pub(crate) fn seal(&self, key: &SigningKey) -> Secret {
         let base64 = base64_simd::URL_SAFE_NO_PAD;
         let payload = serde_json::to_vec(self).unwrap_or_default();
@@ -58,7 +58,7 @@ impl Ticket {
         Secret::from(format!("{payload}.{}", base64.encode_to_string(signature)))
     }
 
-    /// Reads it back if we signed it. Whether it is over is the caller's question.
+    /// Verifies the signature and parses the ticket. The caller checks the expiry.
     pub(crate) fn open(text: &str, key: &SigningKey) -> Option<Self> {
         if text.len() > MAX_LEN {
             return None;
@@ -108,7 +108,7 @@ mod tests {
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).unwrap();
             let opened = Ticket::open(&changed, &key);
-            // The last character of the signature has bits that say nothing.
+            // The last character of the signature has unused bits.
             assert!(opened.is_none() || opened == Some(ticket.clone()), "{at}");
             assert_eq!(Ticket::open(&sealed.expose()[..at], &key), None, "{at}");
         }

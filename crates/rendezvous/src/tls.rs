@@ -1,4 +1,4 @@
-//! TLS, where the service does it itself: rustls with ring, TLS 1.2 and 1.3.
+//! TLS in the service itself: rustls with ring, TLS 1.2 and 1.3.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// Why there is no TLS.
+/// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read as PEM.
     #[error("cannot read {path} as PEM")]
     Pem {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: rustls::pki_types::pem::Error,
     },
     /// A file holds no certificate.
     #[error("{0} contains no certificate")]
     NoCertificate(PathBuf),
-    /// What they hold does not do.
+    /// The TLS library refuses the certificate or the key.
     #[error("cannot use this certificate with this key")]
     Rustls(#[from] rustls::Error),
 }
 
-/// What a listener needs.
+/// Makes the acceptor for a listener.
 pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let chain = certificates(cert)?;
     let pem = |source| TlsError::Pem { path: key.to_owned(), source };

@@ -1,6 +1,6 @@
-//! Tokens: who may do what, with which environments, until when.
+//! Tokens: rights, scopes and expiry.
 //!
-//! Invariant: a token itself is never stored; its digest is, and that is what is looked up.
+//! Invariant: only the digest of a token is stored and looked up, never the token.
 
 use std::fmt;
 use std::io;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::secret::{Secret, digest, fill, random_name};
 
-/// What a token may be used for.
+/// A right that a token grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// Be an environment: register, and have the keys of harnesses checked.
+    /// Act as an environment: register, and validate the keys of harnesses.
     Register,
-    /// Be a harness: connect to environments.
+    /// Act as a harness: connect to environments.
     Connect,
-    /// See which environments there are, and remove them.
+    /// List and remove environments.
     Manage,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// A right that there is not.
+/// The text names no right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected register, connect or manage")]
 pub struct UnknownRight;
@@ -50,20 +50,20 @@ impl FromStr for Right {
     }
 }
 
-/// The environments a token is for.
+/// The environments that a token is valid for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// All of them.
+    /// All environments.
     Any,
-    /// One.
+    /// The environment with this id.
     Environment(String),
-    /// Those whose id begins so.
+    /// Environments whose id has this prefix.
     Prefix(String),
 }
 
 impl Scope {
-    /// Whether an environment is among them.
+    /// Whether the scope includes an environment.
     pub fn covers(&self, environment: &str) -> bool {
         match self {
             Self::Any => true,
@@ -83,20 +83,20 @@ impl fmt::Display for Scope {
     }
 }
 
-/// What is kept of a token. Times are seconds since 1970.
+/// The stored record of a token. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRecord {
-    /// Its name, which is no secret.
+    /// The token's id, which is not secret.
     pub id: String,
     /// SHA-256 of the token, in hex.
     pub digest: String,
-    /// The environments it is for.
+    /// The environments that it is valid for.
     pub scope: Scope,
-    /// What it may be used for.
+    /// The rights that it grants.
     pub can: Vec<Right>,
-    /// When it was made.
+    /// When it was created.
     pub created: u64,
-    /// When it ends, if it does.
+    /// When it expires; `None` for never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
 }
@@ -112,7 +112,7 @@ impl fmt::Debug for TokenRecord {
 }
 
 impl TokenRecord {
-    /// A new token, and what is kept of it.
+    /// Generates a token and its record.
     pub fn generate(
         scope: Scope,
         can: Vec<Right>,
@@ -127,12 +127,12 @@ impl TokenRecord {
         Ok((Secret::from(token), Self { id, digest, scope, can, created: now, expires }))
     }
 
-    /// Whether it has ended.
+    /// Whether it has expired.
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires.is_some_and(|expires| expires <= now)
     }
 
-    /// Whether it may be used so.
+    /// Whether it grants this right for this environment.
     pub fn permits(&self, right: Right, environment: &str) -> bool {
         self.can.contains(&right) && self.scope.covers(environment)
     }

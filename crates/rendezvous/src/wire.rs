@@ -1,11 +1,11 @@
-//! Wires: frames between two nodes, in order, with no more under way than the other has room for.
+//! Wires: ordered frames between two nodes, with flow control.
 //!
-//! NATS passes messages on without telling their sender whether anybody takes them, and drops them
-//! for a reader that is slow. So each end of a wire has a window of bytes that the other may send;
-//! what has been taken is given back. Frames are numbered: a wire that has lost one is cut.
+//! NATS gives a sender no feedback and drops messages for a slow reader. Each end of a wire therefore grants
+//! the other a window of bytes, and returns credit as frames are delivered. Frames are numbered: a wire that
+//! has lost one is closed.
 //!
-//! Invariant: a wire delivers every frame once and in order, or it is cut, which its user sees
-//! like a dropped socket. At each end at most one window of bytes waits.
+//! Invariant: a wire delivers every frame once and in order, or it is closed, which its user sees like a
+//! dropped socket. At each end at most one window of bytes waits.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -23,18 +23,18 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 use crate::socket::{ENDED, GOING_AWAY, REASONS};
 
-/// What a frame costs besides its length, so that tiny ones are bounded too.
+/// Bytes charged for a frame besides its length, so that tiny ones are bounded too.
 const OVERHEAD: usize = 128;
 
-/// A wire, as both of its ends call it.
+/// The id of a wire, the same at both ends.
 pub(crate) type WireId = u128;
 
-// What a message to a node begins with.
+// The first byte of a message to a node.
 pub(crate) const FRAME: u8 = 0;
 pub(crate) const CREDIT: u8 = 1;
 pub(crate) const CLOSE: u8 = 2;
 
-/// The subject that a node reads.
+/// The NATS subject of a node.
 pub(crate) fn subject_of(node: &str) -> Subject {
     Subject::from(format!("codex-rendezvous.node.{node}"))
 }
@@ -62,14 +62,14 @@ struct Entry {
 pub(crate) struct WireEnd {
     id: WireId,
     peer: Arc<str>,
-    /// Grows when the peer loses NATS, and its wires with it.
+    /// The peer's connection generation; it changes when the peer loses NATS, and its wires.
     peer_generation: AtomicU64,
-    /// The environment, where the harness is at this end.
+    /// The environment, at the harness's end.
     environment: Option<String>,
     registration: String,
-    /// What may still be sent.
+    /// Bytes that may still be sent.
     room: Semaphore,
-    /// What came and was not taken yet.
+    /// Bytes received and not released.
     held: AtomicUsize,
     reason: OnceLock<CloseReason>,
     closed: CancellationToken,
@@ -82,7 +82,7 @@ impl WireEnd {
         self.closed.cancel();
     }
 
-    /// The peer's state when the wire was laid.
+    /// Sets the peer's generation when the wire was opened.
     pub(crate) fn set_peer_generation(&self, generation: u64) {
         self.peer_generation.store(generation, Relaxed);
     }
@@ -113,7 +113,7 @@ impl Wires {
         self.lock().values().filter(|entry| entry.end.environment.is_some()).count()
     }
 
-    /// Lays this node's end of a wire. `environment` is named where the harness is at this end.
+    /// Opens this node's end of a wire. `environment` is set at the harness's end.
     pub(crate) fn open(
         self: &Arc<Self>,
         id: WireId,
@@ -141,13 +141,13 @@ impl Wires {
         (sending, WireReceiver { end, wires, to, inbound, unreported: 0 })
     }
 
-    /// A message about a wire, from another node. Never waits.
+    /// Handles a message about a wire from another node. Never waits.
     pub(crate) fn handle(&self, message: &Bytes, from: Option<Subject>) {
         let Some((kind, id, rest)) = parse(message) else { return };
         let mut table = self.lock();
         let Some(entry) = table.get_mut(&id) else {
             drop(table);
-            // Cut here already, without the other knowing.
+            // Closed here already; the other end does not know yet.
             if let (FRAME, Some(from)) = (kind, from) {
                 self.publish_in_background(from, close_message(id, GOING_AWAY));
             }
@@ -161,7 +161,7 @@ impl Wires {
                 let broken = number != entry.expected || held > self.window;
                 entry.expected = entry.expected.wrapping_add(1);
                 if broken || entry.inbound.send(frame).is_err() {
-                    tracing::warn!("a wire between nodes lost frames; reopening it");
+                    tracing::warn!("a wire between nodes lost frames; closing it");
                     let from = subject_of(&entry.end.peer);
                     if let Some(entry) = table.remove(&id) {
                         entry.end.close(GOING_AWAY);
@@ -185,18 +185,18 @@ impl Wires {
         }
     }
 
-    /// Cuts a wire at this end; the other is told.
+    /// Closes a wire at this end and notifies the other.
     async fn close(&self, end: &WireEnd, to: &Subject, reason: CloseReason) {
         if self.lock().remove(&end.id).is_none() {
             return;
         }
         end.close(reason);
         let published = self.client.publish(to.clone(), close_message(end.id, reason));
-        // Where NATS is gone the other end finds out by itself.
+        // Without NATS the other end notices by itself.
         let _ = timeout(Duration::from_secs(1), published).await;
     }
 
-    /// Cuts those wires at this end.
+    /// Closes the wires for which `which` gives a reason.
     fn close_where(&self, which: impl Fn(&WireEnd) -> Option<CloseReason>) {
         self.lock().retain(|_, entry| match which(&entry.end) {
             Some(reason) => {
@@ -209,17 +209,17 @@ impl Wires {
         });
     }
 
-    /// NATS went: what was under way is lost.
+    /// Closes all wires after a loss of NATS, which loses frames in flight.
     pub(crate) fn close_all(&self) {
         self.close_where(|_| Some(GOING_AWAY));
     }
 
-    /// This node goes: the harnesses here have to find another.
+    /// Closes the wires of harnesses here, which have to connect to another node.
     pub(crate) fn close_outbound(&self) {
         self.close_where(|end| end.environment.is_some().then_some(GOING_AWAY));
     }
 
-    /// A node is gone, or has lost its wires.
+    /// Closes the wires to a node that is gone or has another generation.
     pub(crate) fn close_peer(&self, peer: &str, generation: Option<u64>) {
         self.close_where(|end| {
             let other = generation != Some(end.peer_generation.load(Relaxed));
@@ -227,8 +227,8 @@ impl Wires {
         });
     }
 
-    /// An environment is at home elsewhere now: wires from its harnesses here to where it was.
-    /// Where it has registered again or was removed, its home says so to each of them.
+    /// Closes the wires of harnesses here to the former home of an environment that has moved. After a new
+    /// registration or a removal, the home closes the wires itself.
     pub(crate) fn close_moved(&self, environment: &str, registration: &str, home: &str) {
         self.close_where(|end| {
             let stale = end.environment.as_deref() == Some(environment)
@@ -243,7 +243,7 @@ impl Wires {
         self.lock().values().any(|entry| entry.end.environment.as_deref() == Some(environment))
     }
 
-    /// The environments that harnesses here have wires to.
+    /// The environments to which harnesses here have wires.
     pub(crate) fn environments(&self) -> BTreeSet<String> {
         self.lock().values().filter_map(|entry| entry.end.environment.clone()).collect()
     }
@@ -279,8 +279,8 @@ impl WireSender {
         &self.end
     }
 
-    /// Sends a frame, waiting for room; `false` if the wire is cut, also because the other end has
-    /// taken nothing for too long.
+    /// Sends a frame, waiting for room; `false` if the wire is closed, or the other end gave no credit for
+    /// too long and it is closed now.
     pub(crate) async fn send(&mut self, frame: &Bytes) -> bool {
         let cost = u32::try_from(self.wires.cost(frame.len())).unwrap_or(u32::MAX);
         match timeout(self.wires.stall, self.end.room.acquire_many(cost)).await {
@@ -303,12 +303,12 @@ impl WireSender {
         }
     }
 
-    /// Cuts the wire.
+    /// Closes the wire.
     pub(crate) async fn close(&self, reason: CloseReason) {
         self.wires.close(&self.end, &self.to, reason).await;
     }
 
-    /// Resolves once the wire is cut.
+    /// Resolves once the wire is closed.
     pub(crate) fn closed(&self) -> impl Future<Output = ()> + use<> {
         self.end.closed.clone().cancelled_owned()
     }
@@ -325,19 +325,19 @@ pub(crate) struct WireReceiver {
 }
 
 impl WireReceiver {
-    /// The next frame; `None` once the wire is cut and all that came is taken.
+    /// The next frame; `None` once the wire is closed and every frame was returned.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         let frame = self.inbound.recv().await?;
         self.wires.metrics.between_nodes(frame.len());
         Some(frame)
     }
 
-    /// A frame of that length has been passed on: the other end may send as much again.
+    /// Returns credit for a delivered frame of this length.
     pub(crate) async fn release(&mut self, len: usize) {
         let cost = self.wires.cost(len);
         self.end.held.fetch_sub(cost, Relaxed);
         self.unreported += cost;
-        // Told in quarters of the window, not for every frame.
+        // Credit is sent per quarter of the window, not for every frame.
         if self.unreported * 4 >= self.wires.window {
             let mut message = header(CREDIT, self.end.id, 4);
             message
@@ -350,7 +350,7 @@ impl WireReceiver {
         }
     }
 
-    /// Why the wire was cut.
+    /// Why the wire was closed.
     pub(crate) fn reason(&self) -> CloseReason {
         self.end.reason.get().copied().unwrap_or(GOING_AWAY)
     }

@@ -14,9 +14,9 @@ pub enum FsOpenMode {
     Read,
     /// Writing; the file is created or truncated at once.
     Replace,
-    /// Extension: writing to a temporary file, which takes the place of the old one when the
-    /// handle is closed with `commit`, and vanishes otherwise. The first block that is not written
-    /// makes it vanish too: further blocks and the commit are refused.
+    /// Extension: writing to a temporary file, which replaces the old one when the handle is closed with
+    /// `commit` and is removed otherwise. A block that fails removes it too: further blocks and the commit
+    /// are refused.
     ReplaceAtomic,
 }
 
@@ -27,7 +27,7 @@ impl FsOpenMode {
     }
 }
 
-/// `fs/open`: a handle of this connection on a regular file.
+/// Params of `fs/open`, which opens a handle on a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsOpenParams {
@@ -42,14 +42,14 @@ pub struct FsOpenParams {
         skip_serializing_if = "FsOpenMode::is_read"
     )]
     pub mode: FsOpenMode,
-    /// Extension: permission bits, if the file is created by this request or its commit.
+    /// Extension: the permission bits of a file that this request or its commit creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<u32>,
-    /// Extension: the handle belongs to the session, and outlives the connection as long as the
-    /// session does. Requests on it may be repeated, this one included. Not with a sandbox.
+    /// Extension: a persistent handle, which belongs to the session and survives a dropped connection.
+    /// Requests on it may be repeated, this one included. Not with a sandbox.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub keep: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -68,7 +68,7 @@ impl FsOpenParams {
     }
 }
 
-/// Answer of `fs/open`.
+/// Result of `fs/open`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsOpenResponse {
@@ -76,7 +76,7 @@ pub struct FsOpenResponse {
     pub handle_id: String,
 }
 
-/// `fs/readBlock`: some bytes from any offset of a handle opened for reading.
+/// Params of `fs/readBlock`, which reads bytes at any offset of a handle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockParams {
@@ -84,9 +84,9 @@ pub struct FsReadBlockParams {
     pub handle_id: String,
     /// Where to start, in bytes from the beginning of the file.
     pub offset: u64,
-    /// 1 … 1 MiB.
+    /// How many bytes to read, from 1 to 1 MiB.
     pub len: u64,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -98,17 +98,17 @@ impl FsReadBlockParams {
     }
 }
 
-/// Answer of `fs/readBlock`.
+/// Result of `fs/readBlock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockResponse {
     /// The bytes read; fewer than requested at the end of the file.
     pub chunk: Base64Bytes,
-    /// Fewer than `len` bytes were left.
+    /// The end of the file was reached: `chunk` is shorter than `len`.
     pub eof: bool,
 }
 
-/// `fs/writeBlock`: bytes for any offset of a handle opened for writing.
+/// Params of `fs/writeBlock`, which writes bytes at any offset of a handle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteBlockParams {
@@ -116,9 +116,9 @@ pub struct FsWriteBlockParams {
     pub handle_id: String,
     /// Where to write, in bytes from the beginning of the file.
     pub offset: u64,
-    /// At most 1 MiB, decoded.
+    /// The bytes to write, at most 1 MiB.
     pub chunk: Base64Bytes,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -130,19 +130,19 @@ impl FsWriteBlockParams {
     }
 }
 
-/// Answer of `fs/writeBlock`.
+/// Result of `fs/writeBlock`.
 pub type FsWriteBlockResponse = FsDone;
 
-/// `fs/close`: gives a handle back. An unknown one is fine, unless `commit` is asked.
+/// Params of `fs/close`. Closing an unknown handle succeeds, except with `commit`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCloseParams {
     /// The handle to close.
     pub handle_id: String,
-    /// Extension: put the file of a `replaceAtomic` handle in its place.
+    /// Extension: replace the file by that of a `replaceAtomic` handle.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub commit: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -154,7 +154,7 @@ impl FsCloseParams {
     }
 }
 
-/// Answer of `fs/close`.
+/// Result of `fs/close`.
 pub type FsCloseResponse = FsDone;
 
 crate::encode::by_serde! { FsOpenParams, FsOpenResponse, FsReadBlockParams, FsCloseParams }

@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{Base64Bytes, PathUri, SandboxContext};
 
-/// `fs/readFile`: the whole content of a regular file.
+/// Params of `fs/readFile`, which reads the whole content of a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileParams {
     /// The file to read.
     pub path: PathUri,
-    /// False refuses a symbolic link in any component.
+    /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -30,7 +30,7 @@ impl FsReadFileParams {
     }
 }
 
-/// Answer of `fs/readFile`.
+/// Result of `fs/readFile`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileResponse {
@@ -39,7 +39,7 @@ pub struct FsReadFileResponse {
     pub data: Base64Bytes,
 }
 
-/// `fs/writeFile`: replaces the content of a file, or creates it.
+/// Params of `fs/writeFile`, which replaces the content of a file or creates it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteFileParams {
@@ -48,21 +48,21 @@ pub struct FsWriteFileParams {
     /// The new content of the file.
     #[serde(rename = "dataBase64")]
     pub data: Base64Bytes,
-    /// False refuses a symbolic link in any component.
+    /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// Extension: write a temporary file beside the old one, fsync it, and rename it over the old
-    /// one. Readers see the old bytes or the new ones, never a part; hard links are cut.
+    /// Extension: write a temporary file in the same directory, fsync it, and rename it over the old one.
+    /// Readers see the old content or the new, never a part; hard links to the old file keep it.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub atomic: bool,
-    /// Extension: permission bits, if the file is created by this request.
+    /// Extension: the permission bits of a file that this request creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -81,7 +81,7 @@ impl FsWriteFileParams {
     }
 }
 
-/// Answer of `fs/writeFile`.
+/// Result of `fs/writeFile`.
 pub type FsWriteFileResponse = FsDone;
 
 crate::encode::by_serde! { FsReadFileParams }

@@ -1,4 +1,4 @@
-//! How the filesystem messages write themselves: file contents go straight into the message.
+//! Encoding of the filesystem messages: file contents go directly into the message.
 
 use super::*;
 use crate::SandboxContext;

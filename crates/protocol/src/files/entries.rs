@@ -1,27 +1,27 @@
-//! Names in the tree: metadata, listing, making, removing, copying, renaming.
+//! Directory entries: metadata, listing, creating, removing, copying, renaming.
 
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, default_true, is_false, is_true, null_is_default, null_is_true};
 use crate::{PathUri, SandboxContext};
 
-/// `fs/createDirectory`.
+/// Params of `fs/createDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCreateDirectoryParams {
     /// The directory to make.
     pub path: PathUri,
-    /// Make missing parents too, and take an existing directory as success.
+    /// Create missing parents too, and accept an existing directory (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
-    /// False refuses a symbolic link in any component.
+    /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -33,23 +33,23 @@ impl FsCreateDirectoryParams {
     }
 }
 
-/// Answer of `fs/createDirectory`.
+/// Result of `fs/createDirectory`.
 pub type FsCreateDirectoryResponse = FsDone;
 
-/// `fs/getMetadata`.
+/// Params of `fs/getMetadata`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataParams {
     /// The path to describe.
     pub path: PathUri,
-    /// False refuses a symbolic link in any component.
+    /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -61,7 +61,7 @@ impl FsGetMetadataParams {
     }
 }
 
-/// Answer of `fs/getMetadata`: the file a link leads to, and whether the path itself is a link.
+/// Result of `fs/getMetadata`: describes the target of a symbolic link, and whether the path is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataResponse {
@@ -75,39 +75,39 @@ pub struct FsGetMetadataResponse {
     /// Size in bytes.
     #[serde(default)]
     pub size: u64,
-    /// Milliseconds since the epoch, 0 if unknown.
+    /// In milliseconds since 1970; 0 if unknown.
     #[serde(default)]
     pub created_at_ms: i64,
-    /// Milliseconds since the epoch, 0 if unknown.
+    /// In milliseconds since 1970; 0 if unknown.
     #[serde(default)]
     pub modified_at_ms: i64,
     /// Extension: permission bits (the low 12 bits of `st_mode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Extension.
+    /// Extension: the user id of the owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Extension.
+    /// Extension: the group id of the owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// Extension.
+    /// Extension: the inode number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
     /// Extension: number of hard links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nlink: Option<u64>,
-    /// Extension: the device that `inode` is a number of.
+    /// Extension: the device of the inode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u64>,
 }
 
-/// `fs/canonicalize`: the path with every link resolved; it has to exist.
+/// Params of `fs/canonicalize`, which resolves every symbolic link; the path must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeParams {
     /// The path to resolve.
     pub path: PathUri,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -119,7 +119,7 @@ impl FsCanonicalizeParams {
     }
 }
 
-/// Answer of `fs/canonicalize`.
+/// Result of `fs/canonicalize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeResponse {
@@ -127,13 +127,13 @@ pub struct FsCanonicalizeResponse {
     pub path: PathUri,
 }
 
-/// `fs/readDirectory`.
+/// Params of `fs/readDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryParams {
     /// The directory to list.
     pub path: PathUri,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -145,7 +145,7 @@ impl FsReadDirectoryParams {
     }
 }
 
-/// One name of a directory; a link is described by what it leads to.
+/// One directory entry; a symbolic link is described by its target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryEntry {
@@ -155,45 +155,45 @@ pub struct FsReadDirectoryEntry {
     pub is_directory: bool,
     /// The entry is a regular file, or a symbolic link to one.
     pub is_file: bool,
-    /// Extension: the entry's whole path, present when `file_name` has lost bytes.
+    /// Extension: the entry's full path, present if `file_name` is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_name_uri: Option<PathUri>,
 }
 
-/// Answer of `fs/readDirectory`: at most 50,000 entries, sorted by name.
+/// Result of `fs/readDirectory`: at most 50,000 entries, sorted by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryResponse {
     /// The entries, sorted by name.
     pub entries: Vec<FsReadDirectoryEntry>,
-    /// Extension: the directory holds more than the answer does.
+    /// Extension: the directory has more entries than the response.
     #[serde(default, skip_serializing_if = "is_false")]
     pub truncated: bool,
-    /// Extension: the names of links that lead nowhere, which have no entry.
+    /// Extension: the names of symbolic links without a target, which have no entry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dead_links: Vec<String>,
 }
 
-/// `fs/remove`: a link is removed, never what it leads to.
+/// Params of `fs/remove`, which removes a symbolic link, never its target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRemoveParams {
     /// The path to remove.
     pub path: PathUri,
-    /// Remove what a directory holds too.
+    /// Remove the content of a directory too (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub recursive: bool,
-    /// A missing path is success.
+    /// Treat a missing path as success (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
     pub force: bool,
-    /// False refuses a symbolic link in any component, the last included.
+    /// Whether symbolic links are allowed (default true); false refuses one in any component, also the last.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -205,10 +205,10 @@ impl FsRemoveParams {
     }
 }
 
-/// Answer of `fs/remove`.
+/// Result of `fs/remove`.
 pub type FsRemoveResponse = FsDone;
 
-/// `fs/copy`: a link is copied as a link.
+/// Params of `fs/copy`, which copies a symbolic link as a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCopyParams {
@@ -216,14 +216,14 @@ pub struct FsCopyParams {
     pub source_path: PathUri,
     /// Where the copy goes.
     pub destination_path: PathUri,
-    /// Needed for a directory.
+    /// Required to copy a directory.
     pub recursive: bool,
-    /// Extension: copy one file into a temporary file beside the destination, fsync it, and rename
-    /// it over the destination, which keeps its mode and owner. A new file gets the permission bits
-    /// of the source, without set-id and sticky bits.
+    /// Extension: copy one file to a temporary file in the destination's directory, fsync it, and rename it
+    /// over the destination, which keeps its mode and owner. A new file gets the permission bits of the
+    /// source, without set-id and sticky bits.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub atomic: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -235,10 +235,10 @@ impl FsCopyParams {
     }
 }
 
-/// Answer of `fs/copy`.
+/// Result of `fs/copy`.
 pub type FsCopyResponse = FsDone;
 
-/// Extension `fs/rename`: moves a name within one filesystem; a link is moved, not its target.
+/// Params of the extension `fs/rename`, which renames within one filesystem; a symbolic link itself moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsRenameParams {
@@ -246,21 +246,21 @@ pub struct FsRenameParams {
     pub source_path: PathUri,
     /// The new name.
     pub destination_path: PathUri,
-    /// False refuses to replace an existing destination.
+    /// Whether to replace an existing destination (default true).
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub overwrite: bool,
-    /// False refuses a symbolic link in any directory on the way to either name.
+    /// Whether to follow symbolic links in the directories of both paths (default true); false refuses them.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -278,26 +278,26 @@ impl FsRenameParams {
     }
 }
 
-/// Answer of `fs/rename`.
+/// Result of `fs/rename`.
 pub type FsRenameResponse = FsDone;
 
-/// Extension `fs/symlink`: makes a symbolic link.
+/// Params of the extension `fs/symlink`, which makes a symbolic link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSymlinkParams {
-    /// Where the link is made.
+    /// The path of the new link.
     pub path: PathUri,
-    /// What it says: a relative or absolute native path, kept as it is, or a `file:` URI, which
-    /// can carry any bytes.
+    /// Its target: a relative or absolute native path, stored unchanged, or a `file:` URI, which can hold
+    /// any bytes.
     pub target: String,
-    /// False refuses a symbolic link in any directory on the way to `path`.
+    /// Whether to follow symbolic links in the directories of `path` (default true); false refuses them.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -309,25 +309,25 @@ impl FsSymlinkParams {
     }
 }
 
-/// Answer of `fs/symlink`.
+/// Result of `fs/symlink`.
 pub type FsSymlinkResponse = FsDone;
 
-/// Extension `fs/setMode`: sets the permission bits.
+/// Params of the extension `fs/setMode`, which sets permission bits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSetModeParams {
     /// The path whose permission bits change.
     pub path: PathUri,
-    /// 0 … 0o7777.
+    /// The permission bits, from 0 to 0o7777.
     pub mode: u32,
-    /// False refuses a symbolic link in any component.
+    /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -339,7 +339,7 @@ impl FsSetModeParams {
     }
 }
 
-/// Answer of `fs/setMode`.
+/// Result of `fs/setMode`.
 pub type FsSetModeResponse = FsDone;
 
 crate::encode::by_serde! { FsCreateDirectoryParams, FsGetMetadataParams, FsGetMetadataResponse, FsCanonicalizeParams, FsCanonicalizeResponse, FsReadDirectoryParams, FsRemoveParams, FsCopyParams, FsRenameParams, FsSymlinkParams, FsSetModeParams }

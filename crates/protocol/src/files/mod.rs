@@ -1,8 +1,7 @@
 //! Messages of the filesystem methods (`fs/*`).
 //!
-//! Invariant: what an older peer does not know is left out unless it is asked for. A member marked
-//! *extension* is only written when it differs from its default, so a request without extensions
-//! is byte for byte what the published protocol says.
+//! Invariant: a member marked *extension* is written only when it differs from its default, so a request
+//! without extensions is byte for byte that of the published protocol.
 
 mod blocks;
 mod content;
@@ -40,13 +39,13 @@ pub use watch::{
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The empty answer `{}` of a request that has nothing to tell but that it succeeded.
+/// The empty result `{}`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsDone {}
 
 crate::encode::by_serde! { FsDone }
 
-/// Default of members that are on unless switched off.
+/// The default of members that are true if absent.
 fn default_true() -> bool {
     true
 }
@@ -61,12 +60,12 @@ fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// Reads a switch that is on by default; `null` is the same as absent.
+/// Parses a boolean that is true by default; `null` means absent.
 fn null_is_true<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(true))
 }
 
-/// Reads a member whose `null` is the same as absent.
+/// Parses a member whose `null` means absent.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -8,15 +8,15 @@ use super::{
 };
 use crate::{PathUri, SandboxContext};
 
-/// Extension `fs/search`: lines that match a regular expression.
+/// Params of the extension `fs/search`, which finds lines that match a regular expression.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchParams {
-    /// Names this search among those that run on the connection. With it, matches come as
-    /// `fs/search/matches` notifications; without it, in the answer.
+    /// The search's id, unique among the running searches of the connection. With it, matches arrive as
+    /// `fs/search/matches` notifications; without it, in the response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search_id: Option<String>,
-    /// A directory, searched with all that is below it, or a file.
+    /// A file, or a directory to search recursively.
     pub path: PathUri,
     /// A regular expression (or plain text, with `literal`).
     pub pattern: String,
@@ -29,23 +29,23 @@ pub struct FsSearchParams {
     /// Match whole words only.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub word: bool,
-    /// Let a match span lines.
+    /// Allow a match to span lines.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub multiline: bool,
     /// Search only files that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
-    /// Leave out files and directories that match one of these git-style globs.
+    /// Skip files and directories that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
-    /// Leave out what `.gitignore` and `.ignore` files say.
+    /// Skip what `.gitignore` and `.ignore` files list (default true).
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub respect_gitignore: bool,
-    /// Look into names that start with a dot too.
+    /// Include names that start with a dot.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub hidden: bool,
     /// Lines of context before a match; at most 50.
@@ -54,16 +54,16 @@ pub struct FsSearchParams {
     /// Lines of context after a match; at most 50.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_zero")]
     pub after_context: u32,
-    /// Stop after this many matching lines; 1,000 if absent, at most 100,000.
+    /// Stop after this many matching lines (default 1,000, at most 100,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_matches: Option<u32>,
     /// Stop in one file after this many matching lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_matches_per_file: Option<u32>,
-    /// Pass over files larger than this.
+    /// Skip files larger than this, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -93,7 +93,7 @@ impl FsSearchParams {
     }
 }
 
-/// Whether a line matches or stands beside one that does.
+/// Whether a line matches or is context of a match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FsSearchLineKind {
@@ -103,7 +103,7 @@ pub enum FsSearchLineKind {
     Context,
 }
 
-/// A stretch of a line, in bytes of its `text`.
+/// A match within a line, in bytes of its `text`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchRange {
@@ -113,17 +113,17 @@ pub struct FsSearchRange {
     pub end: u64,
 }
 
-/// One line (or, with `multiline`, one matching stretch of lines) of a searched file.
+/// One line of a searched file; with `multiline`, one match of several lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchLine {
-    /// From 1.
+    /// The number of the line, from 1.
     pub line_number: u64,
     /// Whether the line matches or is context.
     pub kind: FsSearchLineKind,
-    /// Without its line end; bytes that are not UTF-8 are replaced by U+FFFD.
+    /// The line without its newline; bytes that are not UTF-8 become U+FFFD.
     pub text: String,
-    /// Where it matches; empty for context.
+    /// The matches; empty for context.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<FsSearchRange>,
     /// `text` is the beginning of a longer line.
@@ -141,25 +141,25 @@ pub struct FsSearchFile {
     pub lines: Vec<FsSearchLine>,
 }
 
-/// Notification `fs/search/matches`. All of them come before the answer of the search.
+/// Params of the notification `fs/search/matches`. All of them precede the response of the search.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchMatchesNotification {
     /// The id that the client gave the search.
     pub search_id: String,
-    /// From 1, without gaps.
+    /// The number of the notification, from 1, without gaps.
     pub seq: u64,
-    /// A file with many lines may go on in the next notification.
+    /// The matches; a file with many lines may continue in the next notification.
     pub files: Vec<FsSearchFile>,
 }
 
-/// Answer of `fs/search`.
+/// Result of `fs/search`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchResponse {
-    /// Empty if the matches came as notifications.
+    /// The matches; empty if they were sent as notifications.
     pub files: Vec<FsSearchFile>,
-    /// Matching lines found.
+    /// The number of matching lines.
     pub matches: u64,
     /// Files with at least one match.
     pub files_matched: u64,
@@ -170,18 +170,18 @@ pub struct FsSearchResponse {
     /// Ended by `fs/cancelSearch`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub cancelled: bool,
-    /// What could not be searched; the first 100.
+    /// Paths that could not be searched; the first 100.
     #[serde(default)]
     pub errors: Vec<FsPathError>,
 }
 
-/// Extension `fs/cancelSearch`: the search answers with what it has. Unknown is fine.
+/// Params of the extension `fs/cancelSearch`: the search responds with what it has found. Cancelling an unknown search succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsCancelSearchParams {
     /// The search to end.
     pub search_id: String,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -193,40 +193,40 @@ impl FsCancelSearchParams {
     }
 }
 
-/// Answer of `fs/cancelSearch`.
+/// Result of `fs/cancelSearch`.
 pub type FsCancelSearchResponse = FsDone;
 
-/// Extension `fs/glob`: names that match one of the patterns.
+/// Params of the extension `fs/glob`, which finds paths that match a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGlobParams {
-    /// Where the patterns start.
+    /// The directory that the patterns are relative to.
     pub path: PathUri,
     /// Relative to `path`; `*` stops at a slash, `**` does not.
     pub patterns: Vec<String>,
-    /// Leave out files and directories that match one of these git-style globs.
+    /// Skip files and directories that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Ignore the case of letters.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub case_insensitive: bool,
-    /// Leave out what `.gitignore` and `.ignore` files say.
+    /// Skip what `.gitignore` and `.ignore` files list (default true).
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub respect_gitignore: bool,
-    /// Look into names that start with a dot too.
+    /// Include names that start with a dot.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub hidden: bool,
     /// List directories that match too, not only files.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
     pub directories: bool,
-    /// 10,000 if absent, at most 50,000.
+    /// The most entries in the response (default 10,000, at most 50,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_results: Option<u32>,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -248,7 +248,7 @@ impl FsGlobParams {
     }
 }
 
-/// Answer of `fs/glob`: sorted, each directory before what is in it.
+/// Result of `fs/glob`: sorted, each directory before its content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsGlobResponse {
@@ -256,7 +256,7 @@ pub struct FsGlobResponse {
     pub entries: Vec<FsWalkEntry>,
     /// `max_results` or another limit cut the list short.
     pub truncated: bool,
-    /// What could not be looked at; the first 100.
+    /// Paths that could not be read; the first 100.
     #[serde(default)]
     pub errors: Vec<FsPathError>,
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{is_false, null_is_default};
 use crate::{PathUri, SandboxContext};
 
-/// `fs/walk`.
+/// Params of `fs/walk`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkParams {
@@ -13,7 +13,7 @@ pub struct FsWalkParams {
     pub path: PathUri,
     /// How far to walk.
     pub options: FsWalkOptions,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -25,7 +25,7 @@ impl FsWalkParams {
     }
 }
 
-/// How far a walk goes. The default is as far as a server lets it.
+/// The limits of a walk. The default is the server's maximum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkOptions {
@@ -35,7 +35,7 @@ pub struct FsWalkOptions {
     pub max_directories: u32,
     /// Entries and errors in the response; from 1 to 50,000.
     pub max_entries: u32,
-    /// List and read directories that are reached through a link, each once. Links to files are never listed.
+    /// List and read directories behind symbolic links, each once. Links to files are never listed.
     pub follow_directory_symlinks: bool,
     /// List directories whose name starts with a dot, but do not read them.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
@@ -54,7 +54,7 @@ impl Default for FsWalkOptions {
     }
 }
 
-/// What an entry is; for a link, what it leads to.
+/// The kind of an entry; for a symbolic link, of its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FsEntryKind {
@@ -74,7 +74,7 @@ pub struct FsWalkEntry {
     pub kind: FsEntryKind,
 }
 
-/// Something under the root that could not be looked at, and why.
+/// A path that could not be read, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsPathError {
@@ -84,7 +84,7 @@ pub struct FsPathError {
     pub message: String,
 }
 
-/// Answer of `fs/walk`, at most 4 MiB.
+/// Result of `fs/walk`, at most 4 MiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkResponse {

@@ -1,11 +1,11 @@
-//! Changes: `fs/watchMissing`, and the extensions `fs/watch` and `fs/unwatch`.
+//! Watching for changes: `fs/watchMissing`, and the extensions `fs/watch` and `fs/unwatch`.
 
 use serde::{Deserialize, Serialize};
 
 use super::{FsDone, default_true, is_false, is_true, null_is_true};
 use crate::{PathUri, SandboxContext};
 
-/// `fs/watchMissing`: tells once when one of some missing paths appears, or a present one changes.
+/// Params of `fs/watchMissing`, which notifies once when a missing path appears or a present one changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchMissingParams {
@@ -16,7 +16,7 @@ pub struct FsWatchMissingParams {
     /// A path that exists and is watched for changes.
     #[serde(default)]
     pub present: Option<PathUri>,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -28,7 +28,7 @@ impl FsWatchMissingParams {
     }
 }
 
-/// Answer of `fs/watchMissing`.
+/// Result of `fs/watchMissing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchMissingResponse {
@@ -36,7 +36,7 @@ pub struct FsWatchMissingResponse {
     pub watching: bool,
 }
 
-/// Notification `fs/missingChanged`, the only one of its watch.
+/// Params of the notification `fs/missingChanged`, the only one of its watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsMissingChangedNotification {
@@ -44,7 +44,7 @@ pub struct FsMissingChangedNotification {
     pub watch_id: i64,
 }
 
-/// Extension `fs/watch`: notifications about changes of a file or a tree.
+/// Params of the extension `fs/watch`, which notifies of changes of a file or a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchParams {
@@ -52,17 +52,17 @@ pub struct FsWatchParams {
     pub watch_id: i64,
     /// The file or directory to watch.
     pub path: PathUri,
-    /// Everything below a directory too, not only its own entries.
+    /// Watch everything below a directory, not only its own entries (default true).
     #[serde(
         default = "default_true",
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
     pub recursive: bool,
-    /// How long changes are gathered before they are told; 100 if absent, at most 60,000.
+    /// How long changes are collected before a notification, in milliseconds (default 100, at most 60,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub debounce_ms: Option<u32>,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -74,16 +74,16 @@ impl FsWatchParams {
     }
 }
 
-/// Answer of `fs/watch`: changes made after it are reported.
+/// Result of `fs/watch`: changes made after it are reported.
 pub type FsWatchResponse = FsDone;
 
-/// Extension `fs/unwatch`: ends a watch. Unknown is fine.
+/// Params of the extension `fs/unwatch`, which ends a watch. Ending an unknown watch succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsUnwatchParams {
     /// The watch to end.
     pub watch_id: i64,
-    /// What the request is held to; none is no restriction.
+    /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -95,7 +95,7 @@ impl FsUnwatchParams {
     }
 }
 
-/// Answer of `fs/unwatch`: no notification of the watch follows it.
+/// Result of `fs/unwatch`: no notification of the watch follows it.
 pub type FsUnwatchResponse = FsDone;
 
 /// What happened to a path since the last notification.
@@ -120,7 +120,7 @@ pub struct FsChange {
     pub kind: FsChangeKind,
 }
 
-/// Notification `fs/changed`.
+/// Params of the notification `fs/changed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsChangedNotification {
@@ -128,10 +128,10 @@ pub struct FsChangedNotification {
     pub watch_id: i64,
     /// The paths that changed since the last notification.
     pub changes: Vec<FsChange>,
-    /// Some changes were lost: look at the whole tree again.
+    /// Some changes were lost: read the whole tree again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overflow: bool,
-    /// The watch has ended by itself, for this reason; this is its last notification.
+    /// Why the watch ended by itself, if it did; this is its last notification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }

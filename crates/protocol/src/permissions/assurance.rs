@@ -1,32 +1,32 @@
-//! How much stands behind a sandbox.
+//! Assurance: which kernel mechanisms enforce a sandbox.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// How much stands behind a sandbox, the least first. A policy is enforced exactly at every level, or
-/// refused; the levels differ in what else holds the process back.
+/// Which kernel mechanisms enforce a sandbox, weakest first. At every level a policy is enforced exactly or
+/// refused; the levels differ in the additional barriers.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Assurance {
     /// Landlock and seccomp, without namespaces: other processes are visible, and `/proc`, `/dev` and
-    /// IPC are the host's. Policies that take back a part of what they grant are refused.
+    /// IPC are the host's. Policies that deny a part of what they grant are refused.
     Landlock,
-    /// Namespaces and seccomp, with whatever Landlock the kernel has, or none.
+    /// Namespaces and seccomp, with the kernel's Landlock version, if any.
     Namespaces,
-    /// Namespaces, seccomp, and Landlock of version 6 or newer as a second wall.
+    /// Namespaces, seccomp, and Landlock version 6 or newer as a second barrier.
     #[default]
     Full,
 }
 
 impl Assurance {
-    /// Every level, the least first.
+    /// Every level, weakest first.
     pub const ALL: [Self; 3] = [Self::Landlock, Self::Namespaces, Self::Full];
 
-    /// The name on the wire and of flags.
+    /// The name in JSON and in flags.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Landlock => "landlock",
@@ -51,7 +51,7 @@ impl FromStr for Assurance {
     }
 }
 
-/// An answer's level: one that this revision does not know is as good as none.
+/// Parses the level in a response; an unknown level counts as none.
 pub(crate) fn lenient<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Assurance>, D::Error> {
     let word = Option::<String>::deserialize(from)?;
     Ok(word.and_then(|word| word.parse().ok()))

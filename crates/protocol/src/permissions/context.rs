@@ -1,7 +1,7 @@
-//! The `sandbox` member of a request: permissions and what they are relative to.
+//! The `sandbox` member of a request: permissions and the directories they refer to.
 //!
-//! Invariant: an older policy in place of the object, or of `permissions`, makes `cwd` the one
-//! project root; nothing else about where it stood survives decoding.
+//! Invariant: an older policy, in place of the object or of `permissions`, makes `cwd` the only project root;
+//! otherwise decoding removes every difference between the spellings.
 
 use std::fmt;
 
@@ -12,38 +12,38 @@ use super::assurance::Assurance;
 use super::profile::{ParsedProfile, PermissionProfile, ProfileMembers};
 use crate::PathUri;
 
-/// What a `process/start` or a filesystem request is to be held to.
+/// The sandbox policy of a `process/start` or filesystem request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxContext {
-    /// What may be touched.
+    /// What may be accessed.
     pub permissions: PermissionProfile,
-    /// What relative patterns are relative to.
+    /// The directory for relative patterns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathUri>,
-    /// What `project_roots` stands for; none grants nothing.
+    /// The directories that `project_roots` means; empty grants nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub workspace_roots: Vec<PathUri>,
-    /// An older policy without a `cwd` of its own: the project root is the working directory of
-    /// whatever is started. Says nothing on the wire, where the newest spelling names the roots.
+    /// Set for an older policy without `cwd`: the project root is the working directory of the started
+    /// process. Not serialized; the newest spelling names the roots.
     #[serde(skip)]
     pub project_root_is_cwd: bool,
-    /// For Windows servers; kept, and ignored elsewhere.
+    /// For Windows servers; preserved, and ignored elsewhere.
     pub windows_sandbox_level: String,
-    /// For Windows servers; kept, and ignored elsewhere.
+    /// For Windows servers; preserved, and ignored elsewhere.
     pub windows_sandbox_private_desktop: bool,
-    /// For Windows servers; kept, and ignored elsewhere.
+    /// For Windows servers; preserved, and ignored elsewhere.
     pub windows_sandbox_proxy_settings_mode: String,
-    /// How an older server should enforce this. Kept; this server decides for itself.
+    /// How an older server should enforce this; preserved and ignored.
     pub use_legacy_landlock: bool,
-    /// **extension**: how much has to stand behind the sandbox at least; `None` leaves that to the
-    /// server. What cannot be had is refused.
+    /// **extension**: the least assurance to accept; `None` uses the server's setting. The request is
+    /// refused if this machine has less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assurance: Option<Assurance>,
 }
 
 impl SandboxContext {
-    /// These permissions, relative to nothing: `project_roots` grants nothing yet.
+    /// Makes a context without directories: `project_roots` grants nothing yet.
     pub fn new(permissions: PermissionProfile) -> Self {
         Self {
             permissions,
@@ -58,7 +58,7 @@ impl SandboxContext {
         }
     }
 
-    /// These permissions in this directory, which is also the one workspace root.
+    /// Makes a context with this directory as `cwd` and as the only workspace root.
     pub fn in_workspace(permissions: PermissionProfile, root: PathUri) -> Self {
         Self { cwd: Some(root.clone()), workspace_roots: vec![root], ..Self::new(permissions) }
     }

@@ -1,7 +1,7 @@
 //! The file system half of a profile: a list of entries, each a path and an access.
 //!
-//! Invariant: what we do not understand is kept as it came and grants nothing (an unknown special
-//! kind), or is refused (anything else); it is never dropped in silence.
+//! Invariant: nothing unknown is dropped silently. An unknown special kind is preserved and grants nothing;
+//! anything else unknown is refused.
 
 use std::num::NonZeroU32;
 
@@ -15,7 +15,7 @@ use crate::PathUri;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileSystemPolicy {
-    /// What the entries say; without an entry, no access.
+    /// Access by entries; without an entry, no access.
     Restricted(RestrictedFileSystem),
     /// The whole disk.
     Unrestricted,
@@ -24,7 +24,7 @@ pub enum FileSystemPolicy {
 /// The members of a restricted file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct RestrictedFileSystem {
-    /// In any order; the most specific entry decides.
+    /// The entries, in any order; the most specific one decides.
     #[serde(default)]
     pub entries: Vec<FileSystemEntry>,
     /// How many directories deep a glob pattern is expanded.
@@ -39,40 +39,40 @@ pub struct FileSystemEntry {
     pub path: FileSystemPath,
     /// What may be done there.
     pub access: AccessMode,
-    /// What an entry means whose path does not exist.
+    /// What the entry means if its path does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing_path_behavior: Option<MissingPathBehavior>,
 }
 
 impl FileSystemEntry {
-    /// An entry that also holds for a path that does not exist yet.
+    /// Makes an entry that also applies to a path that does not exist yet.
     pub fn new(path: FileSystemPath, access: AccessMode) -> Self {
         Self { path, access, missing_path_behavior: None }
     }
 }
 
-/// What an entry speaks of.
+/// The paths that an entry applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileSystemPath {
     /// One path.
     Path {
-        /// Absolute.
+        /// The absolute path.
         path: PathUri,
     },
-    /// A place that is known by its purpose.
+    /// A path with a special meaning.
     Special {
-        /// Which one.
+        /// The kind of path.
         value: SpecialPath,
     },
     /// A git-style pattern; for denials only.
     GlobPattern {
-        /// Relative ones are relative to the context's `cwd`.
+        /// The pattern; a relative one starts at the context's `cwd`.
         pattern: String,
     },
 }
 
-/// What may be done with a path. The order is the order of precedence among equals.
+/// The access to a path, in ascending precedence among entries for the same path.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -82,12 +82,12 @@ pub enum AccessMode {
     Read,
     /// Read and write.
     Write,
-    /// Neither.
+    /// No access.
     #[serde(alias = "none")]
     Deny,
 }
 
-/// What an entry means whose path does not exist.
+/// What an entry means if its path does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingPathBehavior {
@@ -95,12 +95,12 @@ pub enum MissingPathBehavior {
     Skip,
 }
 
-/// A place that is known by its purpose and resolved where it is enforced.
+/// A path with a special meaning, resolved where it is enforced.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SpecialPath {
     /// The whole disk.
     Root,
-    /// What a program needs to start.
+    /// The files that a program needs to start.
     Minimal,
     /// Each workspace root, or a path below each of them.
     ProjectRoots {
@@ -111,7 +111,7 @@ pub enum SpecialPath {
     Tmpdir,
     /// `/tmp`.
     SlashTmp,
-    /// A kind this version does not know, kept as it came. Grants nothing.
+    /// A kind that this version does not know, preserved. Grants nothing.
     Unknown(Value),
 }
 
@@ -136,7 +136,7 @@ impl Serialize for SpecialPath {
 
 impl<'de> Deserialize<'de> for SpecialPath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Through a value, since an unknown kind has to keep members nobody has named here.
+        // Through a value, since an unknown kind must keep its members.
         let value = Value::deserialize(deserializer)?;
         let kind = match &value {
             Value::String(kind) => Some(kind.as_str()),
@@ -154,7 +154,7 @@ impl<'de> Deserialize<'de> for SpecialPath {
                 Some(Value::String(subpath)) => {
                     Self::ProjectRoots { subpath: Some(subpath.clone()) }
                 }
-                Some(_) => return Err(de::Error::custom("`subpath` has to be a string")),
+                Some(_) => return Err(de::Error::custom("`subpath` must be a string")),
             },
             "tmpdir" => Self::Tmpdir,
             "slash_tmp" => Self::SlashTmp,

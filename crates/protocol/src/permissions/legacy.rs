@@ -1,6 +1,6 @@
 //! The older and shorter spellings of a policy.
 //!
-//! Invariant: these are read, never written; each stands for exactly one
+//! Invariant: these are parsed and never written; each means exactly one
 //! [`PermissionProfile`](super::PermissionProfile).
 
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::profile::NetworkPolicy;
 use crate::PathUri;
 
-/// A policy as older clients say it.
+/// A policy in the older format.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LegacySandboxPolicy {
     /// The whole disk can be read.
@@ -16,7 +16,7 @@ pub enum LegacySandboxPolicy {
         /// Whether the network can be reached.
         network_access: bool,
     },
-    /// The whole disk can be read; the working directory and some more can be written.
+    /// The whole disk can be read; the working directory and some other directories can be written.
     WorkspaceWrite {
         /// Writable besides the working directory.
         writable_roots: Vec<PathUri>,
@@ -29,7 +29,7 @@ pub enum LegacySandboxPolicy {
     },
     /// No sandbox.
     DangerFullAccess,
-    /// Someone outside isolates the file system.
+    /// An outer sandbox isolates the file system.
     ExternalSandbox {
         /// Whether the network can be reached.
         network_access: NetworkPolicy,
@@ -48,7 +48,7 @@ impl LegacySandboxPolicy {
     }
 }
 
-/// The members of every older policy, in both cases.
+/// The members of every older policy, in snake case and camel case.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct LegacyMembers {
     #[serde(alias = "networkAccess")]
@@ -61,7 +61,7 @@ pub(super) struct LegacyMembers {
     exclude_slash_tmp: Option<bool>,
 }
 
-/// A boolean in most policies, a word in `external-sandbox`; either is understood in each.
+/// A boolean in most policies, a word in `external-sandbox`; both are accepted in each.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum NetworkAccess {
@@ -70,7 +70,7 @@ enum NetworkAccess {
 }
 
 impl LegacyMembers {
-    /// The policy of that name, if there is one: `read-only`, `ReadOnly`, `readOnly`, `read_only`.
+    /// The policy with this name, in any case style: `read-only`, `ReadOnly`, `readOnly`, `read_only`.
     pub(super) fn into_policy(self, name: &str) -> Option<LegacySandboxPolicy> {
         let network_access = matches!(
             self.network_access,

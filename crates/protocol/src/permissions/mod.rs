@@ -1,8 +1,8 @@
-//! Permissions: what a request asks to be held to.
+//! Permissions: the sandbox policy that a request carries.
 //!
-//! These types say *intent* only. They are pure data: nothing here looks at the machine, resolves a
-//! name or decides an access; the sandbox crate does. Invariant: every spelling ever sent decodes
-//! to one shape, and that shape is always written in the newest spelling.
+//! These types are pure data: the sandbox crate reads the machine, resolves names and decides access.
+//! Invariant: every spelling that any revision sends decodes to one type, which is always written in the
+//! newest spelling.
 //!
 //! ```
 //! use codex_exec_server_protocol::{NetworkPolicy, SandboxContext};

@@ -1,6 +1,6 @@
 //! The permission profile: file system and network, as one value.
 //!
-//! Invariant: a missing `network` reads as restricted, so leaving a member out never grants more.
+//! Invariant: a missing `network` means restricted, so an absent member never grants more.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use super::file_system::{
 };
 use super::legacy::{LegacyMembers, LegacySandboxPolicy};
 
-/// What a command or a filesystem request may touch.
+/// What a command or a filesystem request may access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PermissionProfile {
     /// The server enforces file system and network.
@@ -26,7 +26,7 @@ pub enum PermissionProfile {
     },
     /// No sandbox.
     Disabled,
-    /// Someone outside isolates the file system already: full disk access, network as said.
+    /// An outer sandbox isolates the file system: full disk access, network as given.
     External {
         /// Whether the network can be reached.
         network: NetworkPolicy,
@@ -64,8 +64,8 @@ impl PermissionProfile {
 
     /// The profile an older policy stands for.
     ///
-    /// The project root of the older policies is the working directory: whoever encloses the result
-    /// in a [`SandboxContext`](super::SandboxContext) by hand names it as the only workspace root.
+    /// The project root of older policies is the working directory: a caller that puts the result into a
+    /// [`SandboxContext`](super::SandboxContext) sets it as the only workspace root.
     pub fn from_legacy(policy: &LegacySandboxPolicy) -> Self {
         let special =
             |value, access| FileSystemEntry::new(FileSystemPath::Special { value }, access);
@@ -155,14 +155,14 @@ impl<'de> Deserialize<'de> for PermissionProfile {
     }
 }
 
-/// A profile and whether an older spelling said it, which decides what the project root is.
+/// A profile, and whether it was an older policy, which decides the project root.
 #[derive(Debug)]
 pub(super) struct ParsedProfile {
     pub(super) profile: PermissionProfile,
     pub(super) legacy: bool,
 }
 
-/// The members of every spelling side by side, so that one pass over the input reads any of them.
+/// The members of every spelling together, so that one pass over the input parses any of them.
 #[derive(Debug, Default, serde::Deserialize)]
 pub(super) struct ProfileMembers {
     #[serde(rename = "type")]
@@ -230,7 +230,7 @@ impl<'de> Deserialize<'de> for ParsedProfile {
     }
 }
 
-/// The word of a policy without members, e.g. on a command line: `read-only`.
+/// Parses the name of a policy without members, such as `read-only` on a command line.
 impl std::str::FromStr for PermissionProfile {
     type Err = de::value::Error;
 

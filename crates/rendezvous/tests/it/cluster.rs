@@ -1,4 +1,4 @@
-//! Several nodes on a real nats-server: any of them serves anybody, and any of them may die.
+//! Several nodes on a real nats-server: every node serves every client, and any node may die.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// The same node, for whoever wants to own it.
+    /// A second handle to the same node.
     fn at(&self) -> World {
         World {
             dir: tempfile::tempdir().unwrap(),
@@ -149,7 +149,7 @@ async fn any_node_serves_any_client() {
         let (_, listed) = node.get("/cloud/environments", Some(&token)).await;
         assert_eq!(serde_json::from_str::<Value>(&listed).unwrap()["environments"][0], shown);
     }
-    // The longest frame passes; what is no frame goes nowhere; nobody has another's stream.
+    // The longest frame passes; an invalid frame is dropped; no harness reaches another's stream.
     send(&mut harness, data("s", &vec![0; (256 << 10) - 32])).await;
     assert_eq!(next(&mut environment).await, "s data …");
     send(&mut harness, data("s", &vec![0; 300 << 10])).await;
@@ -249,7 +249,7 @@ async fn environment_moves_between_nodes_with_its_streams() {
         session.say(&before, &before);
         session.drop_environment();
         session.environment_to(node).await;
-        // Whoever was connected to the former home is told to come back.
+        // Clients of the former home are closed with 1012.
         assert_eq!(session.harness_closed().await, "closed 1012");
         session.harness_to(&a).await;
         session.say("after", "after");
@@ -331,14 +331,14 @@ async fn slow_reader_is_bounded_across_nodes() {
         got += 1;
     };
     assert!(got < 60 && (last == "closed 1008" || last == "gone"), "{got} {last}");
-    // The other way: an environment that does not read is dropped, and the harness is told.
+    // In the other direction: an environment that does not read is closed, and the harness notified.
     let (mut sink, mut stream) = quick.split();
     let flood = async {
         loop {
             let _ = sink.send(data("quick", &[7; 10 << 10])).await;
         }
     };
-    let told = async {
+    let notified = async {
         while let Some(Ok(message)) = stream.next().await {
             let frame = Frame::decode(message.into_payload().into(), &FrameLimits::default());
             if matches!(frame.unwrap().body, Body::Reset { .. }) {
@@ -348,7 +348,7 @@ async fn slow_reader_is_bounded_across_nodes() {
     };
     tokio::select! {
         () = flood => {}
-        () = told => {}
+        () = notified => {}
     }
     drop(environment);
 }
@@ -380,7 +380,7 @@ async fn cluster_recovers_from_a_nats_outage() {
     assert_eq!((status, &answer["error"]["code"]), (503, &json!("store_unavailable")));
     let path = "/cloud/environment/e2/register";
     assert_eq!(b.post(path, &token, &register_body()).await.0, 503);
-    // What needs no other node goes on; what does is told to come back.
+    // Streams within one node continue; streams between nodes are closed with 1012.
     assert_eq!(next(&mut far).await, "closed 1012");
     assert_eq!(next(&mut environment).await, "f reset harness_disconnected");
     send(&mut near, data("n", b"still")).await;

@@ -28,10 +28,10 @@ use tokio_websockets::{Message, WebSocketStream};
 pub(crate) trait Net: Send + Sync + 'static {
     type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The answer to a call; `None` if nobody was there.
+    /// The response to a call; `None` if the node did not respond.
     fn call(&self, path: &str, body: Value) -> impl Future<Output = Option<(u16, Value)>> + Send;
 
-    /// A websocket, or the status of the refusal; `None` if nobody was there.
+    /// A websocket, or the status of the refusal; `None` if the node did not respond.
     fn open(
         &self,
         url: &str,
@@ -51,7 +51,7 @@ pub(crate) struct Plan {
     pub away: u64,
     /// A harness says nothing for up to so long.
     pub pause: u64,
-    /// One in so many lost sockets is the death of whoever had it; 0 is none.
+    /// One in this many lost sockets also kills its client; 0 kills none.
     pub deaths: u64,
     /// Whether a harness goes on with another stream when it is done.
     pub again: bool,
@@ -91,7 +91,7 @@ impl<N: Net> Load<N> {
         Duration::from_millis(self.plan.life.0 + rng.next() % self.plan.life.1)
     }
 
-    /// Whether this is the end of somebody.
+    /// Whether a client dies now.
     fn dies(&self, rng: &mut Rng) -> bool {
         let dies = self.plan.deaths > 0 && rng.next().is_multiple_of(self.plan.deaths);
         self.tally.deaths.fetch_add(u64::from(dies), Relaxed);
@@ -197,7 +197,7 @@ pub(crate) async fn environment<N: Net>(load: Arc<Load<N>>, number: u64) {
                 }
             }
             let dies = load.dies(&mut rng);
-            // Before anybody can notice.
+            // Before the loss can be noticed.
             load.lives[number as usize].fetch_add(u64::from(dies), Relaxed);
             drop(socket);
             load.tally.drops.fetch_add(1, Relaxed);

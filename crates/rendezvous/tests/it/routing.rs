@@ -1,4 +1,4 @@
-//! Frames between those they are for, and what becomes of them when somebody goes.
+//! Routing of frames, and what happens to streams when a side disconnects.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn many_harnesses_share_one_environment() {
     send(&mut environment, data("a", b"for ann")).await;
     assert_eq!(next(&mut ann).await, "a data for ann");
     assert_eq!(next(&mut bob).await, "b data for bob");
-    // Nobody writes to, or takes, or ends a stream that is not theirs; no other environment does.
+    // No other harness or environment can write to, claim or end a stream.
     send(&mut bob, data("a", b"forged")).await;
     send(&mut bob, claim("a")).await;
     send(&mut bob, frame("a", Body::Reset { reason: "forged".into() })).await;
@@ -155,7 +155,7 @@ async fn environment_is_notified_of_a_dropped_harness() {
     assert_eq!(next(&mut harness).await, "acking ack");
     drop(harness);
     assert_eq!(next(&mut environment).await, "plain reset harness_disconnected");
-    // Back, long after its url was made, and it is known; somebody else is not.
+    // A known harness reconnects long after its URL was issued; an unknown one cannot.
     world.pass_time(1000);
     tokio::time::sleep(Duration::from_secs(30)).await;
     let mut stranger = world.harness("e1", &token, 2).await;

@@ -100,7 +100,7 @@ async fn serves_over_tls() {
         config
     });
     assert_eq!(client.list().await.unwrap(), []);
-    // Without knowing the authority, and without TLS, nobody is believed.
+    // A client that does not trust the authority, or uses no TLS, fails.
     let stranger = manager(&url, &dir, HttpConfig::default());
     assert!(matches!(stranger.list().await.unwrap_err(), RegistryError::Unreachable { .. }));
     let plain = url.replace("https", "http");
@@ -161,7 +161,7 @@ async fn frames_pass_over_tls() {
         text(&answer["url"])
     };
     let open = async |url: String| {
-        // What it is told is where it found the service, by TLS.
+        // The URL names the host that the client used, with TLS.
         assert!(url.starts_with(&format!("wss://{address}/")), "{url}");
         let socket = secure(&address, made.cert.der()).await;
         ClientBuilder::new().uri(&url).unwrap().connect_on(socket).await.unwrap().0
@@ -180,7 +180,7 @@ async fn frames_pass_over_tls() {
         assert!(same(harness.next().await.unwrap().unwrap(), &frame));
     }
     running.stop.send(()).unwrap();
-    // Closed in good order; the stream may be told to end before.
+    // Closed with a closing handshake; a reset of the stream may come first.
     let code = loop {
         let message = environment.next().await.unwrap().unwrap();
         if let Some((code, _)) = message.as_close() {
@@ -217,7 +217,7 @@ async fn shutdown_drains_streams_and_closes_with_1012() {
         async move { service.drain().await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // Nobody new; those that are here go on.
+    // New clients are refused; connected ones continue.
     assert_eq!(world.get("/readyz", None).await.0, 503);
     assert_eq!(world.get("/healthz", None).await.0, 200);
     assert_eq!(world.connect("e1", &token, 1).await.0, 503);

@@ -209,7 +209,7 @@ impl Session {
         self.take_harness(socket);
     }
 
-    /// What the harness is told when its socket is closed.
+    /// The close reason that the harness's socket received.
     pub(crate) async fn harness_closed(&mut self) -> String {
         let mut socket = self.sockets.1.take().unwrap();
         loop {
@@ -315,7 +315,7 @@ async fn service_crash_loses_and_duplicates_nothing() {
     for round in 0..4 {
         session.say("before", "before");
         session.world.restart().await;
-        // Whoever comes first.
+        // Whichever is ready first.
         if round % 2 == 0 {
             session.reconnect_environment().await;
             session.reconnect_harness().await;

@@ -66,7 +66,7 @@ impl World {
         Service::new(config.clone(), Store::File(Arc::new(store)))
     }
 
-    /// Stops the service without telling anybody, and starts another on the same directory.
+    /// Kills the service without closing anything, and starts another on the same directory.
     pub(crate) async fn restart(&mut self) {
         // The lock goes with the last of its tasks.
         let copy = tempfile::tempdir().unwrap();
