@@ -8,6 +8,7 @@
 //! `unsent_bytes` on the way to the client.
 
 mod actor;
+mod cgroup;
 mod child;
 mod command;
 mod config;

@@ -13,6 +13,8 @@
 //! keeper is killed, what it kept falls to the warden, or to the server, and is killed; a sandbox after
 //! it has tidied up, as above.
 //!
+//! Where the machine delegates a control group, the warden kills by it, at the end, what left the tree.
+//!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in a session of its
 //! own and deaf to all signals that can be blocked, so that what is sent to the server's process
 //! group, or to everything of a service, does not take both.
@@ -41,6 +43,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOption
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::cgroup::Cgroup;
 use super::descendants;
 use super::keeper::{
     Cells, Long, MOST_DESCRIPTORS, Order, Place, Room, Running, SHORT, TIDYING, refuse,
@@ -105,6 +108,9 @@ fn watch(link: BorrowedFd<'_>) -> io::Result<()> {
         }
     }
     watch.end();
+    if let Some(cgroup) = watch.cgroup.take() {
+        cgroup.kill();
+    }
     Ok(())
 }
 
@@ -119,6 +125,8 @@ struct Watch {
     tidying: HashMap<Pid, Instant>,
     /// When all children are looked through for those that have exited.
     look_at: Option<Instant>,
+    /// The control group of everything that is started here, if the machine delegates one.
+    cgroup: Option<Cgroup>,
 }
 
 impl Watch {
@@ -132,6 +140,7 @@ impl Watch {
             keepers: HashMap::new(),
             tidying: HashMap::new(),
             look_at: None,
+            cgroup: rustix::process::getppid().and_then(Cgroup::enter),
         })
     }
 
