@@ -5,6 +5,7 @@
 
 mod assurance;
 mod auth;
+mod cgroup;
 mod commands;
 mod confined;
 mod cut_connections;

@@ -8,6 +8,7 @@
 //! the way to the client.
 
 mod actor;
+mod cgroup;
 mod child;
 mod command;
 mod config;

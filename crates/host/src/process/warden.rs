@@ -13,6 +13,8 @@
 //! killed, the warden, or the server, adopts its descendants and kills them; a sandbox after it has
 //! cleaned up.
 //!
+//! If the machine delegates a cgroup to the server, the warden at last kills by it what left the tree.
+//!
 //! The warden is this same executable, re-entered (see [`main_if_reentered`]), in its own session and
 //! with all signals blocked, so that a signal to the server's process group, or to all processes of a
 //! service, does not kill both.
@@ -41,6 +43,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOption
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::cgroup::Cgroup;
 use super::descendants;
 use super::keeper::{
     CLEANUP_TIMEOUT, LongOrder, MAX_DESCRIPTORS, MAX_INLINE_ORDER, MemoryPool, Order,
@@ -106,6 +109,9 @@ fn run(socket: BorrowedFd<'_>) -> io::Result<()> {
         }
     }
     warden.kill_all();
+    if let Some(cgroup) = warden.cgroup.take() {
+        cgroup.kill();
+    }
     Ok(())
 }
 
@@ -120,6 +126,8 @@ struct WardenProcess {
     cleaning_up: HashMap<Pid, Instant>,
     /// When to check all children for exited ones.
     full_reap_at: Option<Instant>,
+    /// The cgroup of everything that the warden starts, if the machine delegates one.
+    cgroup: Option<Cgroup>,
 }
 
 impl WardenProcess {
@@ -133,6 +141,7 @@ impl WardenProcess {
             keepers: HashMap::new(),
             cleaning_up: HashMap::new(),
             full_reap_at: None,
+            cgroup: rustix::process::getppid().and_then(Cgroup::enter),
         })
     }
 
