@@ -2,6 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
+use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -374,4 +375,74 @@ fn too_few_descriptors_are_reported() {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("only 64 files may be open at once; raise the limit"), "{said}");
+}
+
+/// The keepers kill, and they have descriptors.
+#[tokio::test]
+async fn processes_are_killed_without_a_free_descriptor() {
+    const LIMIT: usize = 96;
+    let limited = format!("ulimit -n {LIMIT}; exec \"$@\"");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &limited, "sh"]).arg(codex().get_program());
+    command.args(["exec-server", "--detach-ttl", "0"]);
+    let server = Running::start_with(&mut command);
+    let mut client = server.client().await;
+    let mut other = server.client().await;
+    let terminated = everything(&mut client, "terminated").await;
+    let of_session = everything(&mut other, "session").await;
+
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+    let mut idle = Vec::new();
+    while open() + 4 < LIMIT {
+        idle.push(server.client().await);
+    }
+    // The last ones get no further than the queue of the listener.
+    let address = server.url.strip_prefix("ws://").unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        waiting.push(std::net::TcpStream::connect(address).unwrap());
+    }
+    eventually("the server has no descriptor left", || open() >= LIMIT).await;
+
+    client.call("process/terminate", json!({"processId": "terminated-tree"})).await;
+    client.call("process/terminate", json!({"processId": "terminated-daemons"})).await;
+    all_gone(&terminated).await;
+    drop(other);
+    all_gone(&of_session).await;
+    drop((idle, waiting));
+    server.signal(Signal::TERM);
+    assert_eq!(server.ended().code(), Some(0));
+}
+
+/// Each process starts the next and exits, so that each is seen for a moment only. All of them hold a lock.
+#[tokio::test]
+async fn processes_that_fork_and_exit_do_not_survive_their_warden_and_keeper() {
+    for stop_server in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let lock = std::fs::File::create(&path).unwrap();
+        let server = Running::start(&["--detach-ttl", "0"]);
+        let mut client = server.client().await;
+        let script = format!(
+            "exec 9>{}; flock 9; echo $$; \
+             r() {{ if [ $1 -gt 0 ]; then r $(($1 - 1)) & else exec sleep 1000; fi; }}; r 4000",
+            path.display()
+        );
+        client.start("p", &script).await;
+        client.lines("p", 1).await;
+        let warden = warden(server.pid()).unwrap();
+        let keepers = children(warden);
+        send(warden, Signal::KILL);
+        for (keeper, _) in keepers {
+            send(keeper, Signal::KILL);
+        }
+        if stop_server {
+            server.signal(Signal::TERM);
+            assert_eq!(server.ended().code(), Some(0));
+        }
+        eventually("no process holds the lock", || {
+            rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+        })
+        .await;
+    }
 }

@@ -41,6 +41,9 @@ pub(super) fn kill_all(mut keepers: Vec<KeeperHandle>) {
     let began = Instant::now();
     let mut signalled = began;
     let mut pause = 1;
+    // A keeper kills only its children, over and over, but it goes on if this process cannot: without
+    // descriptors, or after it has given up.
+    keepers.iter().for_each(KeeperHandle::begin_kill);
     loop {
         keepers.retain(|keeper| !keeper.has_ended(0));
         for keeper in &keepers {

@@ -160,10 +160,17 @@ impl ProcessHost {
     pub async fn shut_down(&self) {
         let (leftovers, spares, helpers) =
             (self.leftovers.clone(), self.spares.clone(), self.helpers.clone());
+        let warden = match &self.spawner {
+            Spawner::Warden(warden) => Some(warden.clone()),
+            Spawner::Own(_) => None,
+        };
         let ended = pool::blocking(move || {
             spares.shut_down();
             helpers.kill_all();
             leftovers.kill_all();
+            if let Some(warden) = warden {
+                warden.kill_orphans();
+            }
         });
         let _ = ended.await;
         if let Spawner::Warden(warden) = &self.spawner {

@@ -28,6 +28,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,9 @@ const FULL_REAP_DELAY: Duration = Duration::from_millis(100);
 
 /// How often the server checks the orphans it has adopted.
 const ORPHAN_POLL: Duration = Duration::from_millis(20);
+
+/// Looks at the orphans, one right after the other, while some of them fork and exit.
+const MAX_ORPHAN_PASSES: usize = 64;
 
 /// How long after the death of a warden an adopted orphan may be a keeper that has not reported yet.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -359,6 +363,17 @@ struct WardenState {
     current: Mutex<Current>,
     /// The registered keepers.
     keepers: Mutex<HashSet<Pid>>,
+    /// A warden was killed, and this process may have adopted what was below it.
+    has_orphans: AtomicBool,
+}
+
+/// What a look at the children of this process has found, besides the warden.
+#[derive(Debug, Default, Clone, Copy)]
+struct Orphans {
+    /// Any at all.
+    any: bool,
+    /// Some that are not registered keepers.
+    unregistered: bool,
 }
 
 /// A registered keeper; dropping this removes it.
@@ -395,6 +410,7 @@ impl Warden {
             descriptors,
             current: Mutex::new(Current::Failed),
             keepers: Mutex::default(),
+            has_orphans: AtomicBool::new(false),
         });
         let child = state.launch()?;
         let (restarter, runtime) = (state.clone(), tokio::runtime::Handle::current());
@@ -453,6 +469,11 @@ impl Warden {
     pub(super) fn register(&self, keeper: Pid) -> RegisteredKeeper {
         self.0.keepers.lock().insert(keeper);
         RegisteredKeeper { state: self.0.clone(), keeper }
+    }
+
+    /// Kills what this process has adopted from a killed warden. Blocks.
+    pub(super) fn kill_orphans(&self) {
+        self.0.kill_orphans();
     }
 
     /// Lets the warden end. A thread of this process may still be killing what is below it; if this
@@ -526,15 +547,19 @@ impl WardenState {
 
     /// Waits for the warden to end and starts a new one, until dismissed.
     fn restart_until_dismissed(&self, mut child: Child) {
-        // Set while orphans adopted from a killed warden may be left.
-        let mut orphaned = None;
+        // Set while orphans adopted from a killed warden may be left: since when, and when the last
+        // one was seen.
+        let mut orphaned: Option<(Instant, Instant)> = None;
         loop {
-            if let Some(since) = orphaned
+            if let Some((since, seen)) = &mut orphaned
                 && let Ok(None) = child.try_wait()
             {
                 thread::sleep(ORPHAN_POLL);
-                if !self.reap_orphans(&child, since) {
+                if self.reap_orphans(since.elapsed() > ORPHAN_GRACE).any {
+                    *seen = Instant::now();
+                } else if seen.elapsed() > ORPHAN_GRACE {
                     orphaned = None;
+                    self.has_orphans.store(false, Ordering::Relaxed);
                 }
                 continue;
             }
@@ -543,6 +568,7 @@ impl WardenState {
                 return;
             }
             tracing::warn!("the warden has died; starting another");
+            self.has_orphans.store(true, Ordering::Relaxed);
             // Do not spin if something kills it at once.
             thread::sleep(ORPHAN_POLL);
             match self.launch() {
@@ -553,29 +579,51 @@ impl WardenState {
                     return;
                 }
             }
-            orphaned = Some(Instant::now());
+            orphaned = Some((Instant::now(), Instant::now()));
         }
     }
 
-    /// Reaps adopted processes that have exited, and kills those that are no registered keepers.
-    /// Returns whether any is left.
-    fn reap_orphans(&self, warden: &Child, since: Instant) -> bool {
-        let mut any_left = false;
-        for pid in descendants::children(rustix::process::getpid()) {
-            if pid.as_raw_nonzero().get().cast_unsigned() == warden.id() {
-                continue;
+    /// Reaps adopted processes that have exited, and if `kill` is set kills those that are no registered
+    /// keepers. At first one may be a keeper that has not reported yet.
+    fn reap_orphans(&self, kill: bool) -> Orphans {
+        let warden = match &*self.current() {
+            Current::Running { pid, .. } => Some(*pid),
+            Current::Failed | Current::Dismissed => None,
+        };
+        let mut found = Orphans::default();
+        for _ in 0..MAX_ORPHAN_PASSES {
+            let mut exited_any = false;
+            for pid in descendants::children(rustix::process::getpid()) {
+                if Some(pid) == warden {
+                    continue;
+                }
+                found.any = true;
+                let is_keeper = self.keepers.lock().contains(&pid);
+                found.unregistered |= !is_keeper;
+                let exited = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+                if !matches!(rustix::process::waitid(WaitId::Pid(pid), exited), Ok(None)) {
+                    exited_any = true;
+                } else if kill && !is_keeper {
+                    kill_child(pid);
+                }
             }
-            let exited = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            if !matches!(rustix::process::waitid(WaitId::Pid(pid), exited), Ok(None)) {
-                continue;
-            }
-            any_left = true;
-            // At first it may be a keeper that has not reported yet.
-            if since.elapsed() > ORPHAN_GRACE && !self.keepers.lock().contains(&pid) {
-                kill_child(pid);
+            // A process that forks and exits in a loop has left another one: look again at once.
+            if !(kill && exited_any) {
+                break;
             }
         }
-        any_left
+        found
+    }
+
+    /// Kills what this process has adopted from a killed warden, if it has. Blocks.
+    fn kill_orphans(&self) {
+        let until = Instant::now() + 2 * CLEANUP_TIMEOUT;
+        while self.has_orphans.load(Ordering::Relaxed)
+            && self.reap_orphans(true).unregistered
+            && Instant::now() < until
+        {
+            thread::sleep(KILL_RETRY);
+        }
     }
 }
 

@@ -26,6 +26,8 @@ pub(in crate::process) enum Control {
     Signal { signal: Signal, also: Option<Pid> },
     /// The program exits by itself when the server does, and must clean up before that.
     CleansUp,
+    /// Kill the program and all its descendants, until none is left.
+    Kill,
 }
 
 /// Length of every message, in bytes.
@@ -76,6 +78,7 @@ impl Control {
         encode_numbers(match self {
             Self::Signal { signal, also } => [1, signal.as_raw(), also.map_or(0, raw)],
             Self::CleansUp => [2, 0, 0],
+            Self::Kill => [3, 0, 0],
         })
     }
 
@@ -86,6 +89,7 @@ impl Control {
                 Self::Signal { signal: Signal::from_named_raw(signal)?, also: Pid::from_raw(also) }
             }
             [2, ..] => Self::CleansUp,
+            [3, ..] => Self::Kill,
             _ => return None,
         })
     }
@@ -110,6 +114,7 @@ mod tests {
             Control::Signal { signal: Signal::INT, also: None },
             Control::Signal { signal: Signal::KILL, also: Some(pid(9)) },
             Control::CleansUp,
+            Control::Kill,
         ] {
             assert_eq!(Control::decode(&control.encode()), Some(control));
         }

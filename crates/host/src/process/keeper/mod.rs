@@ -264,6 +264,12 @@ pub(super) struct KeeperHandle {
 }
 
 impl KeeperHandle {
+    /// Has the keeper kill everything below it, until nothing is left. Needs no descriptor and no further
+    /// action of this process.
+    pub(super) fn begin_kill(&self) {
+        send_control(&self.socket, Control::Kill);
+    }
+
     /// Waits up to `milliseconds` for the keeper to end. Until then its pid is its own.
     pub(super) fn has_ended(&self, milliseconds: i64) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -343,10 +349,14 @@ impl Keeper {
     }
 
     pub(super) fn send(&self, control: Control) {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        if let Err(error) = send(self.socket.get_ref(), &control.encode(), flags) {
-            tracing::debug!(%error, "cannot send to a keeper");
-        }
+        send_control(self.socket.get_ref(), control);
+    }
+}
+
+fn send_control(socket: &OwnedFd, control: Control) {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    if let Err(error) = send(socket, &control.encode(), flags) {
+        tracing::debug!(%error, "cannot send to a keeper");
     }
 }
 

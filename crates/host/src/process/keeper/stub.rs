@@ -11,7 +11,8 @@
 //! 2. starts the process, and waits until it has executed its program or failed;
 //! 3. reports which, and closes every descriptor but the socket to the server;
 //! 4. reaps, reports the program's exit, handles messages of the server;
-//! 5. ends when no descendant is left. If the server is gone, kills what is left, and ends.
+//! 5. ends when no descendant is left. If the server says so or is gone, kills what is left, and ends.
+//!    It has descriptors even if the server has used up its own.
 //!
 //! The process, before `execve`, in order:
 //! 1. resets every signal to its default; gets its own session and process group;
@@ -42,6 +43,9 @@ pub(in crate::process) const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10)
 
 /// How long after a kill to look for more processes to kill, unless SIGCHLD comes first.
 const KILL_RETRY: Duration = Duration::from_millis(20);
+
+/// The same, for processes that have survived [`CLEANUP_TIMEOUT`] of that: they cannot be signalled.
+const SLOW_KILL_RETRY: Duration = Duration::from_secs(1);
 
 /// Maximum descriptors passed besides the standard streams.
 pub(super) const MAX_PASSED: usize = 64;
@@ -189,7 +193,7 @@ fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
     let sigchld = signalfd().unwrap_or(-1);
     let mut root = Some(root);
     let mut server = true;
-    let mut cleanup_deadline = None;
+    let mut killing_since = None;
     loop {
         let (exited, left) = reap(root);
         if let Some(code) = exited {
@@ -202,23 +206,33 @@ fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
         }
         let mut wait = (sigchld < 0).then_some(KILL_RETRY);
         if !server {
-            let until = *cleanup_deadline.get_or_insert_with(|| Instant::now() + CLEANUP_TIMEOUT);
-            let left = until.saturating_duration_since(Instant::now());
-            let cleaning_up =
-                root.is_some() && state.cleans_up.load(Ordering::Relaxed) && !left.is_zero();
+            killing_since.get_or_insert_with(Instant::now);
+        }
+        if let Some(since) = killing_since {
+            let left = CLEANUP_TIMEOUT.saturating_sub(since.elapsed());
             match root {
-                // It may have been stopped. We have not reaped it, so the pid is still its own.
-                Some(root) if cleaning_up => {
+                Some(root) if state.cleans_up.load(Ordering::Relaxed) && !left.is_zero() => {
+                    // Without the server it kills what is below it by itself.
+                    if server {
+                        kill_children_of(root);
+                    }
+                    // It may have been stopped. We have not reaped it, so the pid is still its own.
                     let _ = rustix::process::kill_process(root, Signal::CONT);
+                    wait = Some(if server { KILL_RETRY } else { left });
                 }
-                _ => kill_children(root),
+                _ => {
+                    kill_children(root);
+                    wait = Some(if left.is_zero() { SLOW_KILL_RETRY } else { KILL_RETRY });
+                }
             }
-            wait = Some(if cleaning_up { left } else { KILL_RETRY });
         }
         server = wait_for(socket.as_fd(), sigchld, server, wait);
         while server && let Some(control) = receive_control(socket) {
             match control {
                 Control::CleansUp => state.cleans_up.store(true, Ordering::Relaxed),
+                Control::Kill => {
+                    killing_since.get_or_insert_with(Instant::now);
+                }
                 Control::Signal { signal, also } => {
                     for group in
                         [root, also.filter(|&also| Some(also) != root)].into_iter().flatten()
@@ -296,25 +310,51 @@ fn receive_control(socket: BorrowedFd<'_>) -> Option<Control> {
 
 /// Kills all current children. This process adopts what they leave, so call it until none is left.
 fn kill_children(root: Option<Pid>) {
-    let path: &CStr = c"/proc/thread-self/children";
-    let Ok(list) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
-        if let Some(root) = root {
-            let _ = rustix::process::kill_process_group(root, Signal::KILL);
+    // We have not reaped them, so the pids are still their own.
+    if kill_listed(c"/proc/thread-self/children").is_err()
+        && let Some(root) = root
+    {
+        let _ = rustix::process::kill_process_group(root, Signal::KILL);
+    }
+}
+
+/// Kills all current children of a child, which exits by itself when they have. It reaps them, so a pid
+/// may be another's by now: the risk is that of the moment between two system calls.
+fn kill_children_of(child: Pid) {
+    let mut digits = [0; 10];
+    let mut number = child.as_raw_nonzero().get();
+    let mut first = digits.len();
+    while number > 0 && first > 0 {
+        first -= 1;
+        if let Some(digit) = digits.get_mut(first) {
+            *digit = b'0' + (number % 10) as u8;
         }
-        return;
-    };
+        number /= 10;
+    }
+    let digits = digits.get(first..).unwrap_or_default();
+    let mut path = [0; 48];
+    let parts = [b"/proc/".as_slice(), digits, b"/task/", digits, b"/children"];
+    let bytes = parts.into_iter().flatten();
+    path.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    if let Ok(path) = CStr::from_bytes_until_nul(&path) {
+        let _ = kill_listed(path);
+    }
+}
+
+/// Kills all processes whose pids are listed in a file.
+fn kill_listed(path: &CStr) -> Result<(), Errno> {
+    let list = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buffer = [0; 1024];
     let mut number = 0_i32;
     loop {
         let len = match rustix::io::read(&list, &mut buffer) {
-            Ok(0) | Err(_) => break,
+            Ok(0) | Err(_) => return Ok(()),
             Ok(len) => len,
         };
         for &byte in buffer.iter().take(len) {
             if byte.is_ascii_digit() {
                 number = number.wrapping_mul(10).wrapping_add(i32::from(byte - b'0'));
             } else if let Some(pid) = Pid::from_raw(std::mem::take(&mut number)) {
-                // We have not reaped it, so the pid is still its own.
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
         }
