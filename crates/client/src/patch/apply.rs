@@ -166,7 +166,13 @@ impl Plan<'_> {
                 self.step(PatchChangeKind::Deleted, path, from.entry.clone(), work);
                 return Ok(());
             }
-            Some(other) => self.write(to, &other, content),
+            // Another name of the same file.
+            Some(other) if other.object == from.object => self.write(to, &other, content),
+            Some(_) => {
+                let problem =
+                    "there is a file already; delete it first, in the same patch if you like";
+                return Err(operation.refused(problem));
+            }
             None => {
                 let object = self.tree.object(from.object);
                 let mode = object.mode.filter(|_| self.files.can_write_atomically());

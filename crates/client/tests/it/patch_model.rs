@@ -111,6 +111,10 @@ fn oracle(root: &Path, section: &Section) -> io::Result<()> {
                 write(&from, &content)?;
                 return fs::rename(from, to);
             }
+            // Another name of the same file loses nothing; another file would be lost.
+            if to.exists() && fs::metadata(&to)?.ino() != fs::metadata(&from)?.ino() {
+                return Err(refused("there is another file"));
+            }
             write(&to, &content)?;
             fs::remove_file(from)
         }
