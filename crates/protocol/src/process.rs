@@ -484,7 +484,7 @@ pub struct ListResponse {
 pub struct ProcessInfo {
     /// Its id in the session.
     pub process_id: ProcessId,
-    /// Program and arguments.
+    /// Program and arguments; the server may cut a long command line, which then ends in an ellipsis.
     pub argv: Vec<String>,
     /// Its working directory.
     pub cwd: PathUri,

@@ -452,7 +452,10 @@ impl ConnectionState {
                 let response = process::resize(session, &parsed!(call::ProcessResize));
                 request.respond_later(response);
             }
-            Method::ProcessList => request.respond_later(process::list(session)),
+            Method::ProcessList => {
+                let response = process::list(session, self.response_memory.clone());
+                request.respond_later_with_memory(response);
+            }
             Method::EnvironmentInfo => {
                 request.respond(Ok(server.environment_info())).await;
             }

@@ -253,16 +253,32 @@ pub(crate) fn resize(
     }
 }
 
+/// The most that `process/list` says of one process, roughly: its command line (cut by the host), working
+/// directory and id.
+const LISTED_PROCESS: u64 = 8 * 1024;
+
 pub(crate) fn list(
     session: &Session,
-) -> impl Future<Output = Result<ListResponse, RpcError>> + Send + 'static {
-    let replies: Vec<_> = session.processes().iter().map(ProcessHandle::info).collect();
+    response_memory: ResponseMemory,
+) -> impl Future<Output = (Result<ListResponse, RpcError>, Option<Reservation>)> + Send + 'static {
+    let processes = session.processes();
+    let ask = |processes: &[ProcessHandle]| {
+        futures_util::future::join_all(processes.iter().map(ProcessHandle::info))
+    };
+    let bytes = LISTED_PROCESS * processes.len() as u64;
+    let asked = is_small(bytes as usize).then(|| ask(&processes));
     async move {
-        let infos = futures_util::future::join_all(replies).await;
+        let (infos, memory) = match asked {
+            Some(asked) => (asked.await, None),
+            None => {
+                let memory = response_memory.reserve(bytes).await;
+                (ask(&processes).await, Some(memory))
+            }
+        };
         let mut processes: Vec<_> = infos.into_iter().flatten().collect();
         processes.sort_by(|a, b| {
             (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
         });
-        Ok(ListResponse { processes })
+        (Ok(ListResponse { processes }), memory)
     }
 }

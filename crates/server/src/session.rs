@@ -274,7 +274,9 @@ impl Session {
 
     /// The file handles that outlive a connection.
     pub(crate) fn persistent_handles(&self, config: &Arc<FilesConfig>) -> Arc<PersistentHandles> {
-        self.persistent_handles.get_or_init(|| Arc::new(PersistentHandles::new(config.clone()))).clone()
+        self.persistent_handles
+            .get_or_init(|| Arc::new(PersistentHandles::new(config.clone())))
+            .clone()
     }
 
     /// Sends the events of every process to this connection.

@@ -96,12 +96,61 @@ impl Launch {
         Self {
             process_id: params.process_id,
             group,
-            argv: params.argv,
+            argv: shorten(params.argv),
             cwd: params.cwd,
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
             target,
+        }
+    }
+}
+
+/// The most of a command line that `process/list` shows, in bytes: what it costs while the process is
+/// remembered.
+const MAX_LISTED_ARGV: usize = 4096;
+
+/// Cuts arguments after [`MAX_LISTED_ARGV`] bytes; the last one then ends in an ellipsis.
+fn shorten(mut argv: Vec<String>) -> Vec<String> {
+    let mut room = MAX_LISTED_ARGV;
+    for at in 0..argv.len() {
+        let argument = &mut argv[at];
+        if argument.len() + 1 > room {
+            argument.truncate(argument.floor_char_boundary(room));
+            argument.push('\u{2026}');
+            argument.shrink_to_fit();
+            argv.truncate(at + 1);
+            argv.shrink_to_fit();
+            break;
+        }
+        room -= argument.len() + 1;
+    }
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_command_lines_are_cut_where_a_character_ends() {
+        let words =
+            |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let short = words(&["make", "test", ""]);
+        assert_eq!(shorten(short.clone()), short);
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..1_000 {
+            let argv: Vec<String> = (0..random.usize(1..20))
+                .map(|_| (0..random.usize(0..2_000)).map(|_| random.char(..)).collect())
+                .collect();
+            let cut = shorten(argv.clone());
+            assert!(cut.iter().map(|word| word.len() + 1).sum::<usize>() <= MAX_LISTED_ARGV + 4);
+            let (last, whole) = cut.split_last().unwrap();
+            assert_eq!(whole, &argv[..whole.len()]);
+            match last.strip_suffix('\u{2026}').filter(|_| cut != argv) {
+                Some(start) => assert!(argv[whole.len()].starts_with(start)),
+                None => assert_eq!(cut, argv),
+            }
         }
     }
 }
