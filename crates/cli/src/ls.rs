@@ -49,20 +49,35 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         let files = connected.client.files();
         let path = remote_path::resolve(&connected.client, strip_colon(&args.path))?;
         let listed = args.list(&files, &path).await;
-        let text = listed.with_context(|| format!("cannot list {}", args.path.display()))?;
+        let Listing { text, complete } =
+            listed.with_context(|| format!("cannot list {}", args.path.display()))?;
         std::io::stdout().write_all(&text)?;
         connected.close().await;
+        if !complete {
+            print_stderr(format_args!(
+                "the list is incomplete: the directory has more names than the server lists"
+            ));
+            return Ok(ExitCode::FAILURE);
+        }
         Ok(ExitCode::SUCCESS)
     })
 }
 
+/// What is printed.
+struct Listing {
+    text: Vec<u8>,
+    /// Whether it has all names.
+    complete: bool,
+}
+
 impl LsArgs {
-    async fn list(&self, files: &Files, path: &PathUri) -> anyhow::Result<Vec<u8>> {
+    async fn list(&self, files: &Files, path: &PathUri) -> anyhow::Result<Listing> {
         let metadata = files.metadata(path).await?;
         if !metadata.is_directory {
             let about = if self.long { line(&metadata, 0) } else { String::new() };
             let name = name_for_stdout(self.path.as_bytes());
-            return Ok([about.as_bytes(), &name, b"\n"].concat());
+            let text = [about.as_bytes(), &name, b"\n"].concat();
+            return Ok(Listing { text, complete: true });
         }
         let listed = files.read_directory(path).await?;
         let mut entries: Vec<_> = listed
@@ -72,16 +87,10 @@ impl LsArgs {
             .collect();
         // Not every server sorts.
         entries.sort_by(|a, b| name(a).cmp(name(b)));
-        if listed.truncated {
-            print_stderr(format_args!(
-                "the list is incomplete: the directory has more names than the server lists"
-            ));
-        }
+        let complete = !listed.truncated;
         if !self.long {
-            return Ok(entries
-                .iter()
-                .flat_map(|entry| [shown(entry), b"\n".to_vec()].concat())
-                .collect());
+            let lines = entries.iter().flat_map(|entry| [shown(entry), b"\n".to_vec()].concat());
+            return Ok(Listing { text: lines.collect(), complete });
         }
         let long: Vec<_> = stream::iter(&entries)
             .map(|entry| async move {
@@ -102,13 +111,11 @@ impl LsArgs {
             .try_collect()
             .await?;
         let width = long.iter().map(|(_, metadata)| metadata.size.to_string().len()).max();
-        Ok(long
-            .iter()
-            .flat_map(|(entry, metadata)| {
-                let about = line(metadata, width.unwrap_or(0));
-                [about.as_bytes(), &shown(entry), b"\n"].concat()
-            })
-            .collect())
+        let lines = long.iter().flat_map(|(entry, metadata)| {
+            let about = line(metadata, width.unwrap_or(0));
+            [about.as_bytes(), &shown(entry), b"\n"].concat()
+        });
+        Ok(Listing { text: lines.collect(), complete })
     }
 }
 
