@@ -30,7 +30,7 @@ pub struct ProcessConfig {
     /// How long the output of a closed process can still be read (default: 30 s).
     pub closed_linger: Duration,
     /// After a client resumes its session: how long output from the detached time is retained if the
-    /// client does not read it (default: 10 s).
+    /// client does not read it (default: 60 s). Then it can be dropped, so that the process need not wait.
     pub resume_grace: Duration,
     /// How long such output is retained after the client has read it to its end, in case the response
     /// is lost (default: 1 s).
@@ -74,7 +74,7 @@ impl Default for ProcessConfig {
             unsent_bytes: 512 << 10,
             max_read_bytes: 32 << 20,
             closed_linger: Duration::from_secs(30),
-            resume_grace: Duration::from_secs(10),
+            resume_grace: Duration::from_secs(60),
             resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
             stream_linger: Duration::from_secs(2),
