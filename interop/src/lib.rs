@@ -1,4 +1,3 @@
 //! Our programs against another implementation's: the suite is in `tests/`, and `interop/run` runs it.
 //!
-//! The counterpart is a released binary, installed from npm. It is run and spoken to; nothing of it is
-//! read.
+//! The counterpart is a released binary, installed from npm. The tests only run it and talk to it.

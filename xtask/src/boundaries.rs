@@ -1,11 +1,11 @@
-//! What each crate must not be built with, directly or by way of another: the last column of the table
-//! in ARCHITECTURE.md, as far as a dependency can show it, and what features leave out.
+//! Crate boundaries: packages that each crate must not depend on, directly or indirectly. They follow the
+//! last column of the table in ARCHITECTURE.md, and what features leave out.
 
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// A package as somebody depends on it, and what must not come with it.
+/// A package with its features, and the packages that it must not depend on.
 struct Boundary {
     package: &'static str,
     /// `None`: the default features.
@@ -61,7 +61,7 @@ const BOUNDARIES: &[Boundary] = &[
     ),
 ];
 
-/// Everything that is behind a boundary it must not be behind.
+/// Every dependency that crosses a boundary.
 pub(crate) fn complaints() -> anyhow::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for boundary in BOUNDARIES {
@@ -70,13 +70,13 @@ pub(crate) fn complaints() -> anyhow::Result<Vec<String>> {
             boundary.features.map(|names| format!(" with `{names}` alone")).unwrap_or_default();
         for found in found(&tree, boundary.without) {
             let package = boundary.package;
-            complaints.push(format!("{package}{of}: is built with {found}, and must not be"));
+            complaints.push(format!("{package}{of}: must not depend on {found}"));
         }
     }
     Ok(complaints)
 }
 
-/// The packages that are built, one a line; the first word is the name.
+/// The packages that are built, one per line; the first word is the name.
 fn tree(boundary: &Boundary) -> anyhow::Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tree = Command::new(cargo);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn every_forbidden_package_exists() {
-        // A name that is misspelt would never be found: each is that of a package somewhere.
+        // A misspelt name would never be found, so each must name a package of the workspace's tree.
         let all = Boundary { package: "codex", features: None, without: &[] };
         let all = tree(&all).unwrap();
         for boundary in BOUNDARIES {

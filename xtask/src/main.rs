@@ -1,4 +1,4 @@
-//! Chores of this repository. `cargo xtask --help` lists them.
+//! Development tasks of this repository. `cargo xtask --help` lists them.
 
 mod bench;
 mod boundaries;
@@ -9,15 +9,15 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Chores of this repository
+/// Development tasks of this repository
 #[derive(Debug, Parser)]
 #[command(name = "xtask")]
 enum Task {
-    /// Measure, against floors measured in the same run
+    /// Run benchmarks against floors measured in the same run
     Bench(bench::BenchArgs),
-    /// Check what no compiler checks
+    /// Check conventions that no compiler checks
     Tidy,
-    /// Run random programs for random clients, kill at random, and see what is left
+    /// Run random programs for random clients, kill processes at random, and check what remains
     Torture(torture::TortureArgs),
     /// A bare websocket peer: the floor that benchmarks measure against
     #[command(hide = true)]

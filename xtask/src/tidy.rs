@@ -1,12 +1,12 @@
-//! Checks that no compiler makes: how files open, how long they are, whether ARCHITECTURE.md is true of
-//! files, where dependencies are (see `walls`), and whether each has its reason.
+//! Checks that no compiler makes: the first line and the length of files, whether ARCHITECTURE.md is true of
+//! files, crate boundaries (see `boundaries`), and whether each dependency has its reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// The longest a source file may be. A file that is longer holds more than one noun.
+/// The most lines of a source file. A longer file has more than one subject.
 const MAX_LINES: usize = 800;
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -41,11 +41,11 @@ fn check_source(file: &Path, text: &str) -> Vec<String> {
     let mut complain = |what: String| complaints.push(format!("{}: {what}", file.display()));
     let generated = text.contains("@generated");
     if !text.starts_with("//!") && !generated {
-        complain("does not open with `//!`, its purpose".into());
+        complain("does not start with `//!` and its purpose".into());
     }
     let lines = text.lines().count();
     if lines > MAX_LINES && !generated {
-        complain(format!("has {lines} lines; {MAX_LINES} are the most"));
+        complain(format!("has {lines} lines, more than {MAX_LINES}"));
     }
     if must_decide_by_kind(file) {
         for number in decisions_by_message(text) {
@@ -57,8 +57,7 @@ fn check_source(file: &Path, text: &str) -> Vec<String> {
     }
     if bypasses_sandbox_module(file, text) {
         complain(
-            "names codex_linux_sandbox; ask by host/src/sandbox, where other systems' can be"
-                .into(),
+            "names codex_linux_sandbox; use host/src/sandbox, which has one file per system".into(),
         );
     }
     let unfinished =
@@ -71,7 +70,7 @@ fn check_source(file: &Path, text: &str) -> Vec<String> {
     complaints
 }
 
-/// What ARCHITECTURE.md says of files has to be so: those it names exist, and `unsafe` is where it says.
+/// Checks that the files ARCHITECTURE.md names exist, and that `unsafe` is only where it says.
 fn check_architecture(text: &str) -> anyhow::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for path in named_paths(text).filter(|path| path.contains("/src")) {
@@ -109,7 +108,7 @@ fn has_unsafe(text: &str) -> bool {
     code.into_iter().any(|line| uses.iter().any(|used| line.contains(used)))
 }
 
-/// The host has one file for each operating system's sandbox, and the server asks the host.
+/// The host has one file per operating system's sandbox, and the server uses the host.
 fn bypasses_sandbox_module(file: &Path, text: &str) -> bool {
     let behind = ["crates/host/src", "crates/server/src"];
     behind.iter().any(|place| file.starts_with(place))
@@ -117,7 +116,7 @@ fn bypasses_sandbox_module(file: &Path, text: &str) -> bool {
         && text.contains("codex_linux_sandbox::")
 }
 
-/// Whether nothing in this file may decide by what an error says.
+/// Whether this file must decide by the kind of an error, not by its message.
 fn must_decide_by_kind(file: &Path) -> bool {
     let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
@@ -126,8 +125,8 @@ fn must_decide_by_kind(file: &Path) -> bool {
         && !file.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"))
 }
 
-/// The lines that look into the text of an error: into something just printed (`to_string`, `format!`),
-/// or into a text by one of the names that errors' texts have here. Tests and comments may.
+/// The lines that search the text of an error: something just formatted (`to_string`, `format!`), or a
+/// variable with a name that error texts have here. Tests and comments are exempt.
 fn decisions_by_message(text: &str) -> Vec<usize> {
     const LOOKS: [&str; 5] = [".contains(", ".starts_with(", ".ends_with(", ".find(", ".matches("];
     const TEXTS: [&str; 9] = [
@@ -142,7 +141,7 @@ fn decisions_by_message(text: &str) -> Vec<usize> {
         "description",
     ];
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    // A call that is broken into lines is one call.
+    // Joins a call that spans lines.
     let mut calls: Vec<(usize, String)> = Vec::new();
     for (number, line) in code.lines().enumerate() {
         let line = line.trim();
@@ -158,7 +157,7 @@ fn decisions_by_message(text: &str) -> Vec<usize> {
         LOOKS.iter().any(|look| {
             call.match_indices(look).any(|(at, _)| {
                 let (before, after) = (&call[..at], &call[at + look.len()..]);
-                // Bytes are data, and a closure is about elements.
+                // Bytes are data, and a closure searches elements.
                 if after.starts_with("b\"") || after.starts_with('|') {
                     return false;
                 }
@@ -173,7 +172,7 @@ fn decisions_by_message(text: &str) -> Vec<usize> {
     calls.into_iter().filter(|(_, call)| decides(call)).map(|(number, _)| number).collect()
 }
 
-/// The crates of others that the workspace depends on and the page does not name.
+/// The external dependencies of the workspace that the page does not name.
 fn undocumented_dependencies(manifest: &str, page: &str) -> Vec<String> {
     let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
     let crates =

@@ -1,10 +1,10 @@
-//! Our own registry and rendezvous, which both implementations meet at.
+//! Our own registry and rendezvous, for both implementations.
 
 use std::process::{Command, Stdio};
 
 use crate::programs::{Implementation, Program, Server, eventually, home, output};
 
-/// The environment that everybody here serves and reaches.
+/// The environment that all tests use.
 pub(crate) const ENVIRONMENT: &str = "interop";
 
 /// A rendezvous, and tokens for it.
@@ -30,7 +30,7 @@ impl Cloud {
         Self { service, url, token: one, manager, home }
     }
 
-    /// Kills the rendezvous, and starts it again where it was.
+    /// Kills the rendezvous and starts it again at the same address.
     pub(crate) fn restart(&mut self) {
         let address = self.url.strip_prefix("http://").unwrap().to_owned();
         let _ = self.service.child.kill();
@@ -39,7 +39,7 @@ impl Cloud {
         self.service = service;
     }
 
-    /// A server of the environment, which harnesses can reach when this returns.
+    /// Starts a server of the environment and waits until it is online.
     pub(crate) fn serving(
         &self,
         implementation: Implementation,
@@ -54,7 +54,7 @@ impl Cloud {
         server
     }
 
-    /// A server of ours that passes every stream on to one that listens.
+    /// Starts a server of ours that forwards every stream to a listening server.
     pub(crate) fn forwarding(&self, to: &Server) -> Program {
         let mut command = Implementation::Ours.program(self.home.path());
         command.args(["exec-server", "forward", "--connect", &to.url, "--remote", &self.url]);
@@ -74,7 +74,7 @@ impl Cloud {
         });
     }
 
-    /// Makes our command line work in the environment.
+    /// Our command line, set up for the environment.
     pub(crate) fn ours(&self, subcommand: &str) -> Command {
         let mut command = Implementation::Ours.program(self.home.path());
         command.args([subcommand, "--on", &format!("env:{ENVIRONMENT}"), "--registry", &self.url]);
@@ -82,7 +82,7 @@ impl Cloud {
         command
     }
 
-    /// Makes their client work in the environment.
+    /// Sets their client up for the environment.
     pub(crate) fn theirs(&self, command: &mut Command) {
         command
             .env("CODEX_EXEC_SERVER_NOISE_REGISTRY_URL", &self.url)

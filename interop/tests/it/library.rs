@@ -108,7 +108,7 @@ async fn a_terminal_echoes_what_is_typed() {
     assert_eq!(&echoed, b"hello\r\nhello\r\n");
     let error = process.resize(10, 20).await.unwrap_err();
     assert!(matches!(error, ExecServerError::Unsupported { .. }), "{error}");
-    // The terminal's end of file, typed by us where the server cannot.
+    // The client types the terminal's EOF character, since the server cannot close stdin.
     soon(stdin.shutdown()).await.unwrap();
     assert_eq!(soon(process.wait()).await.unwrap().code, 0);
 }

@@ -1,4 +1,4 @@
-//! A model that follows a script: the Responses API over HTTP, with events sent by the server.
+//! A scripted model: the Responses API over HTTP, with server-sent events.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,15 +8,15 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-/// What the model wants next, given what the last tool answered.
+/// The model's next step, given the output of the last tool call.
 pub(crate) type Step = Box<dyn Fn(&str) -> Value + Send + Sync>;
 
-/// A tool is called with these arguments.
+/// Calls a tool with these arguments.
 pub(crate) fn call(tool: &'static str, arguments: Value) -> Step {
     Box::new(move |_| function(tool, &arguments))
 }
 
-/// A tool is called with arguments that depend on the last answer.
+/// Calls a tool with arguments that depend on the last output.
 pub(crate) fn call_with(
     tool: &'static str,
     arguments: impl Fn(&str) -> Value + Send + Sync + 'static,
@@ -24,9 +24,9 @@ pub(crate) fn call_with(
     Box::new(move |answer| function(tool, &arguments(answer)))
 }
 
-/// A command is run.
+/// Runs a command.
 pub(crate) fn exec(cmd: &str) -> Step {
-    // Long enough that nothing is told before it has ended.
+    // Long enough that the command ends first.
     call("exec_command", json!({"cmd": cmd, "yield_time_ms": 30_000}))
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// One step for each request; then it is done.
+    /// Starts a model that takes one step per request, then finishes.
     pub(crate) fn start(steps: Vec<Step>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -56,7 +56,7 @@ impl Model {
         Self { url, tool_outputs }
     }
 
-    /// Makes a home whose only model is this one.
+    /// Configures this model as the only one in `home`.
     pub(crate) fn configure(&self, home: &Path) {
         let config = format!(
             "model = \"scripted\"\nmodel_provider = \"scripted\"\n[model_providers.scripted]\n\
@@ -66,7 +66,7 @@ impl Model {
         std::fs::write(home.join("config.toml"), config).unwrap();
     }
 
-    /// What the tools answered, in order.
+    /// The outputs of the tool calls, in order.
     pub(crate) fn tool_outputs(&self) -> Vec<String> {
         self.tool_outputs.lock().unwrap().clone()
     }

@@ -26,7 +26,7 @@ impl Implementation {
         std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run interop/run"))
     }
 
-    /// The program with this home, and nothing of the tester's own settings.
+    /// The program with this home and without the user's own settings.
     pub(crate) fn program(self, home: &Path) -> Command {
         let mut command = Command::new(self.path());
         for (name, _) in std::env::vars_os() {
@@ -35,7 +35,7 @@ impl Implementation {
                 command.env_remove(name);
             }
         }
-        // Neither login scripts nor settings of whoever runs this.
+        // Without login scripts and settings of the user who runs this.
         command.env("HOME", home).env("CODEX_HOME", home).env("XDG_STATE_HOME", home);
         command.env_remove("BASH_ENV").stdin(Stdio::null());
         command
@@ -58,11 +58,11 @@ pub(crate) fn home() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
-/// A child that ends with the test.
+/// A child process that ends with the test.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub child: Child,
-    /// What it has said on stderr so far.
+    /// Its stderr so far.
     log: Arc<Mutex<String>>,
 }
 
@@ -86,11 +86,11 @@ impl Program {
     pub(crate) fn first_line(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.ends_with('\n'), "it said nothing: {}", self.log());
+        assert!(line.ends_with('\n'), "no output: {}", self.log());
         line.trim().to_owned()
     }
 
-    /// What it has said on stderr so far.
+    /// Its stderr so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -113,12 +113,12 @@ fn wait(child: &mut Child) -> ExitStatus {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        assert!(Instant::now() < until, "it does not end");
+        assert!(Instant::now() < until, "the program does not end");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A server that listens on a port of its own.
+/// A server on a free port.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub program: Program,
@@ -143,7 +143,7 @@ impl Server {
     }
 }
 
-/// What a program said, and its exit code.
+/// The output and exit code of a program.
 #[derive(Debug)]
 pub(crate) struct ProgramOutput {
     pub code: Option<i32>,
@@ -152,14 +152,14 @@ pub(crate) struct ProgramOutput {
 }
 
 impl ProgramOutput {
-    /// It ended well, and complained of nothing.
+    /// Asserts exit code 0 and an empty stderr; returns stdout.
     #[track_caller]
     pub(crate) fn success(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
         self.out
     }
 
-    /// It failed with this code, and its words contain this.
+    /// Asserts this exit code, and that stderr contains `words`.
     #[track_caller]
     pub(crate) fn assert_failed(&self, code: i32, words: &str) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -176,7 +176,7 @@ pub(crate) fn output_of(command: &mut Command, input: &[u8]) -> ProgramOutput {
         .spawn()
         .unwrap();
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
-    // It may not want all of it.
+    // The program may not read all of it.
     let writing = thread::spawn(move || drop(stdin.write_all(&input)));
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let out = thread::spawn(move || all(&mut out));
@@ -208,7 +208,7 @@ fn all(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits until it holds.
+/// Waits until `holds` returns true.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + TIMEOUT;

@@ -8,10 +8,10 @@ use serde_json::json;
 use crate::model::{Model, Step, call, call_with, exec};
 use crate::programs::{Implementation, Server, home, output};
 
-/// What only our server's own environment has.
+/// A variable value that only our server's environment has.
 const MARK: &str = "on-our-server";
 
-/// A workspace, their client in it, and what it was told.
+/// A finished session of their client: its workspace and the tool outputs.
 pub(crate) struct Session {
     _home: tempfile::TempDir,
     pub workspace: PathBuf,
@@ -19,7 +19,7 @@ pub(crate) struct Session {
     pub log: String,
 }
 
-/// Has their client follow the script; `change` says where it works.
+/// Runs their client on the script; `change` selects the server.
 pub(crate) fn session(
     sandbox: &str,
     steps: Vec<Step>,
@@ -44,7 +44,7 @@ pub(crate) fn session(
     Session { _home: home, workspace, tool_outputs, log }
 }
 
-/// On a server of ours that is marked.
+/// Runs the session on a server of ours that has [`MARK`].
 fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
     let server = Server::with(Implementation::Ours, |command| {
         command.env("MARK", MARK).env("RUST_LOG", "debug");
@@ -55,13 +55,13 @@ fn on_ours(sandbox: &str, steps: Vec<Step>) -> (Session, Server) {
     (session, server)
 }
 
-/// The number of the terminal that was told to go on.
+/// The id of the terminal session in a tool output.
 pub(crate) fn session_id(answer: &str) -> u64 {
     let words = answer.split("session ID ").nth(1).unwrap_or_else(|| panic!("{answer}"));
     words.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// A terminal that reads a line, and the line typed into it.
+/// Starts a terminal that reads a line, then types the line.
 pub(crate) fn typing() -> [Step; 2] {
     [
         call(
@@ -75,7 +75,7 @@ pub(crate) fn typing() -> [Step; 2] {
     ]
 }
 
-/// A file is added and another one changed.
+/// Adds a file and changes another.
 pub(crate) fn patching() -> Step {
     exec(
         "apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: added.txt\n+new\n\
@@ -106,7 +106,7 @@ fn commands_terminals_and_edits_on_our_server() {
     );
     assert!(tool_outputs[5].contains("new\nchanged\n"), "{}", tool_outputs[5]);
     assert_eq!(read(&session.workspace.join("added.txt")), "new\n");
-    // The edits were our server's work, and so were the commands.
+    // Our server made the edits and ran the commands.
     let log = server.program.log();
     for method in ["process/start", "process/write", "fs/writeFile"] {
         assert!(log.contains(&format!("method=\"{method}\"")), "{method}: {log}");
@@ -122,13 +122,13 @@ fn their_client_ignores_the_kind_of_an_error() {
     );
     let (session, server) = on_ours("danger-full-access", vec![patch, exec("echo $MARK")]);
     let tool_outputs = &session.tool_outputs;
-    // The message of our error came through, without what stands beside it.
+    // The message of our error is shown, without its kind.
     assert!(tool_outputs[0].contains("missing.txt"), "{tool_outputs:?}");
     assert!(tool_outputs[0].contains("No such file or directory"), "{tool_outputs:?}");
     assert!(!tool_outputs[0].contains("pathNotFound"), "{tool_outputs:?}");
     assert!(tool_outputs[1].contains(MARK), "{tool_outputs:?}");
     let log = server.program.log();
-    assert!(log.contains("method=\"fs/"), "our server was asked: {log}");
+    assert!(log.contains("method=\"fs/"), "our server got the request: {log}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Our command line on their server, by websocket and over stdio. What their server lacks is told, with
-//! what to do instead.
+//! Our command line on their server, by websocket and over stdio. The command line reports features that
+//! their server lacks, and an alternative.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -26,7 +26,7 @@ impl Place {
         Self { on: Implementation::Theirs.stdio(), _server: None, home: home() }
     }
 
-    /// The same test in both places.
+    /// Runs a test by websocket and over stdio.
     fn each(test: impl Fn(&Self)) {
         test(&Self::websocket());
         test(&Self::stdio());
@@ -42,7 +42,7 @@ impl Place {
         output(self.codex("run").args(more).args(["--", "sh", "-c", script]))
     }
 
-    /// Words to a saved name.
+    /// Runs a subcommand that uses a saved name.
     fn named(&self, arguments: &[&str]) -> ProgramOutput {
         output(Implementation::Ours.program(self.home.path()).args(arguments))
     }
@@ -69,7 +69,7 @@ fn commands() {
         assert_eq!(result.code, Some(2), "{result:?}");
         let text = result.out.lines().map(serde_json::from_str::<serde_json::Value>);
         let events: Vec<serde_json::Value> = text.map(Result::unwrap).collect();
-        // Their server may tell the exit before the output.
+        // Their server may report the exit before the output.
         assert!(events.iter().any(|event| event["text"] == "hi\n"), "{result:?}");
         assert_eq!(events.last().unwrap()["type"], "closed", "{result:?}");
     });
@@ -81,7 +81,7 @@ fn input_reaches_the_command_and_its_end_is_reported() {
     Place::each(|place| {
         let result = output_of(place.codex("run").args(["--", "head", "-n", "1"]), b"a\nb\n");
         assert_eq!(result.success(), "a\n");
-        // Their server cannot close it, and a command that waits for that is told of.
+        // Their server cannot close stdin; the command line says so.
         let script = "cat & sleep 3; kill $!";
         let result = output_of(place.codex("run").args(["--", "sh", "-c", script]), b"typed\n");
         assert!(result.err.contains("this server cannot close a command's input"), "{result:?}");
@@ -140,7 +140,7 @@ fn sandboxes() {
     assert!(work.path().join("file").exists());
 }
 
-/// Their server keeps 1 MiB of output; ours is read slowly, at first not at all.
+/// Their server retains 1 MiB of output; our command line's output is read slowly, at first not at all.
 #[test]
 #[ignore = "interop/run runs it"]
 fn a_slow_reader_gets_every_byte() {
@@ -150,7 +150,7 @@ fn a_slow_reader_gets_every_byte() {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         for n in 1..=3_000_000 {
-            // Much longer than they need to write all of it.
+            // Much longer than the server needs to write all of it.
             if n == 1000 {
                 std::thread::sleep(Duration::from_secs(3));
             }

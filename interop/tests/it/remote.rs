@@ -8,7 +8,7 @@ use crate::model::exec;
 use crate::programs::{Implementation, Program, Server, output, output_of};
 use crate::real_client::{patching, session, typing};
 
-/// What only the server's own environment has.
+/// A variable value that only the server's environment has.
 const MARK: &str = "in-the-environment";
 
 fn marked(cloud: &Cloud, implementation: Implementation) -> Program {
@@ -17,7 +17,7 @@ fn marked(cloud: &Cloud, implementation: Implementation) -> Program {
     })
 }
 
-/// Our command line does its work in the environment.
+/// Tests our command line in the environment.
 fn our_harness(cloud: &Cloud) {
     let run = |script: &str| output(cloud.ours("run").args(["--", "sh", "-c", script]));
     let result = run("echo $MARK; echo err >&2; exit 3");
@@ -49,7 +49,7 @@ fn our_harness(cloud: &Cloud) {
     assert!(!work.path().join("denied").exists());
 }
 
-/// Their client does its work in the environment.
+/// Tests their client in the environment.
 fn their_harness(cloud: &Cloud) {
     let mut steps = vec![exec("echo $MARK; exit 7"), exec("echo old > there.txt")];
     steps.extend(typing());
@@ -110,7 +110,7 @@ fn their_server_behind_our_forwarder() {
     their_harness(&cloud);
 }
 
-/// Their server never picks a stream up again, so the session is resumed over a new one.
+/// Their server never resumes a stream, so the client resumes the session over a new one.
 #[test]
 #[ignore = "interop/run runs it"]
 fn rendezvous_restart_loses_nothing_with_either_server() {

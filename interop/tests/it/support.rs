@@ -1,4 +1,4 @@
-//! What the client's own tests of files, which run here too, find here: their server.
+//! Support for the client's file tests, which run here against their server.
 
 use std::future::Future;
 
@@ -6,7 +6,7 @@ use codex_exec_client::{ExecServerClient, RemoteExecServerConnectArgs};
 
 use crate::programs::{Implementation, Server, TIMEOUT};
 
-/// Their server, and our client on it. Those tests are not ignored, so without one there is none.
+/// Their server, and our client on it; `None` without their program, since those tests are not ignored.
 pub(crate) async fn server() -> Option<(Server, ExecServerClient)> {
     if std::env::var_os("CODEX_INTEROP_BIN").is_none() {
         eprintln!("skipped: interop/run runs it");

@@ -1,4 +1,4 @@
-//! A client with nothing to it, so that what is measured is the server.
+//! A minimal client, so that benchmarks measure the server.
 
 use anyhow::{Context, bail};
 use futures_util::{SinkExt, StreamExt};
@@ -23,7 +23,7 @@ impl Client {
         Ok(Self { socket })
     }
 
-    /// A connection that may ask for everything.
+    /// A connection after the `initialize` handshake.
     pub(crate) async fn initialize(url: &str) -> anyhow::Result<Self> {
         let mut client = Self::connect(url).await?;
         client.send(r#"{"id":0,"method":"initialize","params":{"clientName":"bench"}}"#).await?;

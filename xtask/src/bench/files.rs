@@ -1,4 +1,4 @@
-//! Files: small questions, whole files, streamed blocks, walks.
+//! Files: small requests, whole files, streamed blocks, walks.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

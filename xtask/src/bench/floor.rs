@@ -1,5 +1,4 @@
-//! Bare websocket peers on the same library: what a message costs without anything behind it, and
-//! a relay with nothing to it.
+//! Bare websocket peers on the same library, as floors for messages, and a minimal relay.
 
 use std::io::Write;
 
@@ -17,9 +16,9 @@ pub(crate) struct FloorArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum FloorKind {
-    /// Sends every message back; or, asked `LEN …`, one of that length
+    /// Echoes every message; replies to `LEN …` with a message of that length
     Echo,
-    /// Asked `COUNT LEN`, makes so many messages of that length and says so; then sends them
+    /// Prepares COUNT messages of LEN bytes for `COUNT LEN`, replies `ready`, then sends them
     ReadyMade,
     /// A registry and a relay that only forwards frames
     Forwarder,
@@ -56,7 +55,7 @@ pub(crate) fn serve(args: &FloorArgs) -> anyhow::Result<()> {
                             let mut words = text.split(' ').filter_map(|word| word.parse().ok());
                             let (count, len): (usize, usize) =
                                 (words.next().unwrap_or(0), words.next().unwrap_or(0));
-                            // Each is memory of its own, as the messages of a server are.
+                            // Separate buffers, like the messages of a server.
                             let ready: Vec<_> =
                                 (0..count).map(|_| Message::text("x".repeat(len))).collect();
                             socket.send(Message::text("ready")).await?;

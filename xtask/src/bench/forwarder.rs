@@ -1,7 +1,7 @@
-//! A relay that only forwards frames: what remote mode costs at its two ends shows beside a plain
-//! websocket only if what is between them does as little as it can.
+//! A relay that only forwards frames, so that a comparison with a plain websocket shows the cost of remote
+//! mode at its two ends.
 //!
-//! It is its own registry, believes everybody, and knows one environment and one harness at a time.
+//! It is its own registry, accepts every client, and has one environment and one harness at a time.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use tokio_websockets::{Config, Message, ServerBuilder, WebSocketStream};
 
 type Sink = SplitSink<WebSocketStream<TcpStream>, Message>;
-/// The way to whoever is at one end.
+/// The sink of one end.
 type End = Arc<Mutex<Option<Sink>>>;
 
 const EXECUTOR: &str = "/executor";
@@ -116,7 +116,7 @@ impl Forwarder {
     }
 }
 
-/// Passes frames on, as many as are there before each flush.
+/// Forwards frames, all that are ready before each flush.
 async fn forward(
     mut from: SplitStream<WebSocketStream<TcpStream>>,
     to: &End,

@@ -1,9 +1,9 @@
-//! Which processor who runs on.
+//! CPU placement of the client and the servers.
 //!
-//! A wake-up on the same processor costs a fifth of one across two, and the kernel leaves a pair of
-//! processes wherever chance has put them. For times of a few microseconds that chance decides more
-//! than the program does; so there the client stays on one processor, and the servers, that which is
-//! measured and the floor alike, with all they start, on another: as on two machines.
+//! A wake-up on the same processor costs a fifth of one across two, and the kernel leaves a pair of processes
+//! where chance has put them. For times of a few microseconds that decides more than the program does. Such
+//! benchmarks pin the client to one processor and the servers, both the measured one and the floor, with
+//! their children, to another, as on two machines.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,7 +12,7 @@ use anyhow::Context;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Where servers are started while a client keeps apart.
+/// The processor of servers while a client is isolated.
 static SERVER_CPUS: Mutex<Option<CpuSet>> = Mutex::new(None);
 
 /// While it lives, this thread and the servers it starts run on different processors.
@@ -21,8 +21,8 @@ pub(crate) struct CpuIsolation {
     before: CpuSet,
 }
 
-/// Keeps this thread apart from what it starts. On a machine with one processor that changes
-/// nothing.
+/// Pins this thread to one processor and the servers it starts to another. Has no effect on a machine with
+/// one processor.
 pub(crate) fn isolate_client() -> anyhow::Result<CpuIsolation> {
     let before = sched_getaffinity(None)?;
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu));
@@ -43,7 +43,7 @@ impl Drop for CpuIsolation {
     }
 }
 
-/// Has a server started where it belongs.
+/// Pins a server, if a client is isolated.
 pub(crate) fn pin_server(command: &mut Command) {
     let Some(server_cpus) = *lock() else { return };
     // SAFETY: a bare system call on a copied value, allowed between fork and exec.

@@ -1,4 +1,4 @@
-//! Processes: how soon one has run, how fast a key echoes, how fast output flows.
+//! Processes: start latency, keystroke echo and output throughput.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ pub(crate) async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Re
     let ready_made = Target::floor("ready-made")?;
     let mut client = Client::initialize(&server.url).await?;
     let mut bare = Client::connect(&ready_made.url).await?;
-    // A writer that costs little itself: it shares the machine with what is measured.
+    // A cheap writer, since it shares the machine with the server.
     let blocks = format!("count={}", STREAM_MIB << 4);
     let writer = ["dd", "if=/dev/zero", "bs=64k", &blocks, "status=none"];
     let (mut measured, mut floor) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! Remote mode: what relayed streams and their encryption add, through a relay on this machine that
-//! only forwards frames; and, to know it, through a rendezvous.
+//! Remote mode: the cost of relayed streams and their encryption, through a local relay that only forwards
+//! frames and, for information, through a rendezvous.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ impl Cloud {
             codex.args(["--environment-id", ENVIRONMENT]).env("CODEX_API_KEY", &token);
         })?;
         let cloud = Self { relay, executor, token, _data: data };
-        // It is there once it can be talked to.
+        // The environment is online once a client can connect.
         let began = Instant::now();
         loop {
             let tried = tokio::time::timeout(Duration::from_secs(1), cloud.connect()).await;
@@ -104,7 +104,7 @@ pub(crate) async fn echo(report: &mut Report<'_>, effort: usize) -> anyhow::Resu
     Ok(())
 }
 
-/// How long each of so many keys takes through `cat`.
+/// The echo times of `count` keystrokes through `cat`.
 async fn keys(client: &ExecServerClient, count: usize) -> anyhow::Result<Vec<Duration>> {
     let mut process = client.spawn(ExecCommand::new(["cat"]).pipe_stdin()).await?;
     let mut stdin = process.take_stdin().context("stdin")?;
@@ -196,7 +196,7 @@ pub(crate) async fn streams(report: &mut Report<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let cloud = Cloud::behind_rendezvous().await?;
-    // Whatever only the first one costs.
+    // One-time costs of the first connection.
     let _first = cloud.connect().await?;
     let (time, resident) = (cloud.executor.processor_time()?, cloud.executor.resident()?);
     let mut clients = Vec::new();

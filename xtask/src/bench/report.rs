@@ -1,4 +1,4 @@
-//! The table of figures.
+//! The table of results.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use anyhow::bail;
 pub(crate) enum Goal {
     AtMost(f64),
     AtLeast(f64),
-    /// Good to know.
+    /// No goal, for information.
     None,
 }
 
@@ -25,7 +25,7 @@ impl<'a> Report<'a> {
         Self { only, missed: Vec::new() }
     }
 
-    /// Whether this figure is asked for.
+    /// Whether this figure is selected.
     pub(crate) fn wants(&self, figure: &str) -> bool {
         figure.contains(self.only)
     }
@@ -63,7 +63,7 @@ pub(crate) fn microseconds(time: Duration) -> String {
     format!("{:.0} µs", time.as_secs_f64() * 1e6)
 }
 
-/// The middle of the samples.
+/// The median of the samples.
 pub(crate) fn p50(samples: &mut [Duration]) -> Duration {
     samples.sort_unstable();
     samples[samples.len() / 2]

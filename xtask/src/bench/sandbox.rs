@@ -1,4 +1,4 @@
-//! The sandbox: what it adds to starting a process and to touching a file, and how preparing grows.
+//! The sandbox: its cost for starting a process and for file requests, and how preparing scales.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -138,10 +138,10 @@ fn call(method: &str, params: &Value, sandbox: Value) -> String {
     json!({"id": 3, "method": method, "params": params}).to_string()
 }
 
-/// Preparing a policy of 1,000 entries, against one of 10: twenty times, where a hundred times as
-/// much is written. As a server meets it, which is sent the same policy with request after request,
-/// decoded each time; and the first time it is sent, when every place has to be looked at: there it may
-/// grow no faster than what is written.
+/// Preparing a policy of 1,000 entries, against one of 10: at most twenty times the time for a hundred times
+/// the entries. Measured as a server sees it, which gets the same policy with each request and decodes it
+/// each time; and for a new policy, when every path has to be examined: then it may grow no faster than the
+/// number of entries.
 pub(crate) fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<()> {
     for access in ["read", "write"] {
         let name = format!("preparing 1,000 {access} entries, p50");
@@ -156,7 +156,7 @@ pub(crate) fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<
         let sandbox = Sandbox::new(Config::new(std::env::current_exe()?))?;
         let (mut again, mut anew) = (<[Vec<_>; 2]>::default(), <[Vec<_>; 2]>::default());
         for round in 0..100 * effort {
-            // A directory that nothing is relative to makes a policy that was never seen before.
+            // A new, unused working directory makes the policy a new one.
             let elsewhere = format!("/{round}");
             for (n, count) in [1000, 10].into_iter().enumerate() {
                 for (cwd, times) in [("/", &mut again[n]), (elsewhere.as_str(), &mut anew[n])] {
@@ -174,7 +174,7 @@ pub(crate) fn prepare(report: &mut Report<'_>, effort: usize) -> anyhow::Result<
     Ok(())
 }
 
-/// How long it takes to prepare a policy, from when it is decoded.
+/// The time to prepare a policy after decoding it.
 fn prepared(sandbox: &Sandbox, policy: &str, cwd: &Path) -> anyhow::Result<Duration> {
     let context: SandboxContext = serde_json::from_str(policy)?;
     let argv = [OsString::from("/bin/true")];

@@ -1,5 +1,5 @@
-//! A client that drops its connection, comes back, asks for what it missed, and keeps everything it
-//! was told in the order of its numbers.
+//! A client that drops its connection, reconnects, reads what it missed, and records every event by its
+//! number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use tokio_websockets::{ClientBuilder, Limits, MaybeTlsStream, Message, WebSocket
 
 use super::machine::TIMEOUT;
 
-/// How long a session may stay with a connection that was left. The server finds a silent connection
-/// dead after 90 s by itself; a resume asks it at once.
+/// How long a session may stay attached to an abandoned connection. The server drops a silent connection
+/// after 90 s by itself; a resume makes it ping at once.
 const TAKEOVER: Duration = Duration::from_secs(30);
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// What is known of one process.
+/// The recorded events of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Output by its number.
@@ -29,7 +29,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// The last number without a gap before it.
+    /// The last number before the first gap.
     fn complete(&self) -> u64 {
         let mut last = 0;
         let known = |seq| {
@@ -56,18 +56,18 @@ impl Seen {
         let bytes = base64_simd::STANDARD.decode_to_vec(chunk)?;
         let new = (stream.to_owned(), bytes);
         if let Some(before) = self.chunks.insert(seq, new.clone()) {
-            ensure!(before == new, "number {seq} was told twice, with another content");
+            ensure!(before == new, "number {seq} was sent twice, with different content");
         }
         Ok(())
     }
 }
 
-/// How a connection is left.
+/// How a connection is dropped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Disconnect {
     Close,
     Reset,
-    /// The socket stays open, and nobody reads it.
+    /// The socket stays open, unread.
     Silence,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Client {
     url: String,
     session: String,
     socket: Option<Socket>,
-    /// Sockets that were left open.
+    /// Sockets left open on purpose.
     silent: Vec<Socket>,
     last_id: i64,
     pub seen: HashMap<String, Seen>,
@@ -116,7 +116,7 @@ impl Client {
                 self.session = session.to_owned();
                 return self.send(json!({"method": "initialized"})).await;
             }
-            // The server has not seen yet that the connection before has gone.
+            // The server has not noticed yet that the last connection is gone.
             ensure!(response["error"]["code"] == -32010, "no session: {response}");
             ensure!(tokio::time::Instant::now() < until, "never free: {response}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -128,7 +128,7 @@ impl Client {
         Ok(socket.send(Message::text(value.to_string())).await?)
     }
 
-    /// The next message, which is taken note of.
+    /// Receives and records the next message.
     async fn receive(&mut self) -> anyhow::Result<Value> {
         let socket = self.socket.as_mut().context("not connected")?;
         let receiving = async {
@@ -150,7 +150,7 @@ impl Client {
         self.seen.get(id).is_some_and(Seen::is_complete)
     }
 
-    /// What is known of each process, in short.
+    /// A summary of the recorded events.
     fn summary(&self) -> String {
         let rows = self.seen.iter().map(|(id, seen)| {
             let (exit, closed) = (seen.exit, seen.closed);
@@ -192,7 +192,7 @@ impl Client {
         }
     }
 
-    /// Sends all of these before the first answer, which may come in any order.
+    /// Sends all requests before it reads responses, which may arrive in any order.
     pub(crate) async fn call_all(
         &mut self,
         requests: Vec<(&str, Value)>,
@@ -215,7 +215,7 @@ impl Client {
         responses.collect()
     }
 
-    /// Leaves the connection, comes back, and asks for what was missed.
+    /// Drops the connection, reconnects, and reads what was missed.
     pub(crate) async fn reconnect(&mut self, disconnect: Disconnect) -> anyhow::Result<()> {
         let mut socket = self.socket.take().context("not connected")?;
         match disconnect {
@@ -242,12 +242,12 @@ impl Client {
         Ok(())
     }
 
-    /// Reads what is known to be there.
+    /// Reads without waiting.
     pub(crate) async fn catch_up(&mut self, id: &str) -> anyhow::Result<()> {
         self.read(id, 0, None).await.map(drop)
     }
 
-    /// One read, and the notes of it. Tells whether it brought anything new.
+    /// Sends one read and records its result. Returns whether it had new output.
     pub(crate) async fn read(
         &mut self,
         id: &str,
@@ -276,7 +276,7 @@ impl Client {
             let seq = chunk["seq"].as_u64().context("no number")?;
             seen.output(seq, stream.context("")?, bytes.context("")?)?;
         }
-        // Numbers that are none of output are those of the exit and, last of all, the close.
+        // Numbers without output belong to the exit and, last, to the close.
         let cut = max_bytes.is_some() && !chunks.is_empty();
         if !cut && seen.exit.is_none() && result["exited"] == true {
             let closed = result["closed"] == true;
@@ -292,7 +292,7 @@ impl Client {
         Ok(!chunks.is_empty())
     }
 
-    /// Waits for news of any process.
+    /// Waits for an event of any process.
     pub(crate) async fn listen(&mut self, rng: &mut Rng, slow: bool) -> anyhow::Result<()> {
         if slow {
             tokio::time::sleep(Duration::from_millis(rng.u64(..15))).await;

@@ -1,5 +1,5 @@
-//! Sandboxed file requests, whose helpers may be killed meanwhile: every request is answered, a file
-//! holds one of the contents that were written to it, and nothing else is left in its directory.
+//! Sandboxed file requests while helpers are killed: every request gets a response, a file holds one of the
+//! contents written to it, and its directory holds nothing else.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,9 +36,8 @@ impl Workspace {
         Ok(Self { directory, files: BTreeMap::new() })
     }
 
-    /// Sends requests, several at once, until all of those succeed that were sent after `calm` was true.
-    /// Before that they may fail if `faulty`; after it once for each kill, by whose victim they had been
-    /// taken before it was known to be dying.
+    /// Sends batches of requests until a whole batch succeeds after `calm` is set. Before that, requests may
+    /// fail if `faulty`; after it, once per kill, if a dying helper had already accepted them.
     pub(crate) async fn torture(
         &mut self,
         url: &str,
@@ -60,18 +59,18 @@ impl Workspace {
         anyhow::bail!("no end of file requests")
     }
 
-    /// Tells whether any of a few requests failed for a reason of the server's own.
+    /// Sends a few requests. Returns whether any failed with an internal error.
     async fn batch(
         &mut self,
         client: &mut Client,
         rng: &mut Rng,
         may_fail: bool,
     ) -> anyhow::Result<bool> {
-        // Each request of a batch is about another file, so their order does not matter.
+        // Each request of a batch uses another file, so their order does not matter.
         let batch: Vec<FileRequest> =
             (0..rng.usize(1..8)).map(|n| random_request(rng, n)).collect();
         let requests = batch.iter().map(|request| (request.method, self.params(request))).collect();
-        // Without an answer, each of them may have been done.
+        // Until its response arrives, each write may have happened.
         for request in batch.iter().filter(|request| request.content.is_some()) {
             self.possible(&request.name).push(request.content.clone());
         }
@@ -101,7 +100,7 @@ impl Workspace {
         }
     }
 
-    /// Compares an answer with what there may be.
+    /// Checks a response against the possible contents.
     fn record(
         &mut self,
         request: FileRequest,
@@ -136,7 +135,7 @@ impl Workspace {
         self.files.entry(name.to_owned()).or_insert_with(|| vec![None])
     }
 
-    /// After the end of the server: looks at the disk.
+    /// Checks the directory after the end of the server.
     pub(crate) async fn check(&self) -> anyhow::Result<()> {
         let complaint = || self.check_directory().err();
         machine::wait_until_none(|| complaint().map(|error| format!("{error:#}"))).await
@@ -145,7 +144,7 @@ impl Workspace {
     fn check_directory(&self) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.directory.path())? {
             let name = entry?.file_name().into_string().unwrap_or_default();
-            // The one moment in which a kill leaves a second name, of a whole file.
+            // A kill at the right moment leaves a complete temporary file.
             let whole = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".tmp"));
             let of = whole.and_then(|rest| rest.rsplit_once('.')).map_or(&*name, |(of, _)| of);
             let possible = self.files.get(of);

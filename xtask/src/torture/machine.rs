@@ -1,10 +1,10 @@
-//! What is on the machine: the server's own processes, and those that carry a token.
+//! Processes on this machine: the server's own, and those with a token.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// How long anything may take.
+/// How long any step may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Every process with this token in its command line or environment, with its command line.
@@ -44,7 +44,7 @@ pub(crate) fn wardens(server: u32) -> Vec<u32> {
     children(server).into_iter().filter(|&pid| is_called(pid, "exec-warden")).collect()
 }
 
-/// The keepers below a server, also those that fell to it.
+/// The keepers below a server, also those reparented to it.
 pub(crate) fn keepers(server: u32) -> Vec<u32> {
     let below = wardens(server).into_iter().flat_map(children).chain(children(server));
     below.filter(|&pid| is_called(pid, "exec-keeper")).collect()
@@ -63,7 +63,7 @@ pub(crate) fn sandboxes(server: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a keeper keeps a sandbox and no program.
+/// Whether a keeper has only sandboxes below it, no plain program.
 pub(crate) fn has_only_sandboxes(keeper: u32) -> bool {
     children(keeper).into_iter().all(is_sandbox)
 }
@@ -73,7 +73,7 @@ fn is_sandbox(pid: u32) -> bool {
     String::from_utf8_lossy(&line).contains("\0__linux-sandbox\0")
 }
 
-/// Whether a keeper keeps what waits to become the next sandbox, which is no client's.
+/// Whether a keeper has a spare below it, which belongs to no client.
 pub(crate) fn has_spare(keeper: u32) -> bool {
     children(keeper).into_iter().any(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -91,7 +91,7 @@ pub(crate) fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
-/// Waits until there is nothing to complain of, and complains if that takes too long.
+/// Waits until `what` returns `None`; fails with its last text after the timeout.
 pub(crate) async fn wait_until_none(what: impl Fn() -> Option<String>) -> anyhow::Result<()> {
     let until = Instant::now() + TIMEOUT;
     while let Some(complaint) = what() {

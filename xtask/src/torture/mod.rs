@@ -1,9 +1,9 @@
-//! Torture: random programs, random clients, random kills, judged by what is on the machine after it.
+//! Torture: random programs, random clients and random kills, checked against a model and the machine.
 //!
-//! Each round starts a server and some sessions beside each other. A model knows every byte and exit
-//! code of every program; nothing that a round started may be alive after its end. What a fault may
-//! change is said by [`Allowed`], and nothing else may. Beside the programs run sandboxed file requests
-//! and patches of files with several names, judged by what is on the disk.
+//! Each round starts a server and several concurrent sessions. A model knows every byte and exit code of
+//! every program; nothing that a round started may be alive after its end. [`Allowed`] says what a fault may
+//! change; nothing else may change. Sandboxed file requests and patches of files with several names run
+//! at the same time, checked against the disk.
 
 mod client;
 mod files;
@@ -31,39 +31,39 @@ use tokio::task::JoinSet;
 use files::Workspace;
 use session::{Allowed, Treatment};
 
-/// How many keepers, or wardens one after the other, are killed in a round at most.
+/// The most keepers, or wardens one after the other, that a round kills.
 const MAX_KILLS: usize = 3;
 
-/// How long to torture, and from where.
+/// How long to run, and from which seed.
 #[derive(Debug, Args)]
 pub(crate) struct TortureArgs {
     /// Begin with this seed, as printed by a round that failed
     #[arg(long)]
     seed: Option<u64>,
-    /// Stop after so many rounds
+    /// Stop after this many rounds
     #[arg(long)]
     rounds: Option<u64>,
-    /// Stop after so many seconds
+    /// Stop after this many seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// At most so many sessions at once
+    /// The most concurrent sessions
     #[arg(long, default_value_t = 8)]
     sessions: usize,
-    /// So many rounds at once, each with a server of its own
+    /// How many rounds run concurrently, each with its own server
     #[arg(long, default_value_t = 3)]
     at_once: usize,
     /// Only rounds with this fault
     #[arg(long, value_enum)]
     fault: Option<Fault>,
-    /// The program under torture; built beside this one if not given
+    /// The program under test; built beside this one if not given
     #[arg(long)]
     codex: Option<PathBuf>,
 }
 
-/// Who is killed in a round.
+/// What a round kills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Fault {
-    /// Nobody
+    /// Nothing
     None,
     Server,
     Warden,
@@ -78,12 +78,12 @@ enum Fault {
     Client,
     /// The processes of sandboxes that serve file requests
     Helper,
-    /// Nobody, but connections stay open and are dead
+    /// Nothing, but connections go silent without closing
     Silence,
 }
 
 impl Fault {
-    /// Whether the server outlives it.
+    /// Whether the server survives the fault.
     fn leaves_server_running(self) -> bool {
         !matches!(
             self,
@@ -97,7 +97,7 @@ impl Fault {
             Self::Keeper => Allowed { refused: true, killed: true },
             _ => Allowed::default(),
         };
-        // Every sandbox is a helper's where those are killed.
+        // Where helpers are killed, only helpers use sandboxes.
         Treatment { allowed, silence: self == Self::Silence, confine: self != Self::Helper }
     }
 }
@@ -248,7 +248,7 @@ async fn round(
     let lives = fault.leaves_server_running();
     for session in sessions {
         match session.await {
-            // A session that lost its server, or was ended, has nothing to say.
+            // The result of a session whose server or client was killed is ignored.
             Ok(result) if lives && fault != Fault::Client => result?,
             Err(error) if error.is_panic() => return Err(error.into()),
             _ => {}
@@ -278,7 +278,7 @@ async fn round(
         machine::wait_until_none(|| {
             let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
             keepers.retain(|&keeper| !machine::has_spare(keeper));
-            // A helper is kept for the next request of its policy.
+            // A helper stays for the next request of its policy.
             let helpers =
                 keepers.iter().filter(|&&keeper| machine::has_only_sandboxes(keeper)).count();
             let settled =
@@ -286,7 +286,7 @@ async fn round(
             (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
         })
         .await?;
-        // A connection and a process each need some while they live, and none after.
+        // Connections and processes hold descriptors only while they exist.
         machine::wait_until_none(|| {
             let open = machine::descriptors(pid);
             (open > 64).then(|| format!("{open} descriptors stay open"))
@@ -340,7 +340,7 @@ async fn inject_fault<T>(
         Fault::ServerThenWarden => {
             let wardens = machine::wardens(pid);
             machine::kill(pid);
-            // So long it stops its keepers for a moment. No timer is as exact.
+            // The warden stops its keepers for this short time. No timer is as precise.
             let until = Instant::now() + Duration::from_micros(rng.u64(..3000));
             while Instant::now() < until {
                 std::hint::spin_loop();

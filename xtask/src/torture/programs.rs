@@ -1,5 +1,5 @@
-//! `codex run` as people use it: its output into a pipe that is read slowly, by way of a server that
-//! does not offer to keep output until it was read, as others do not.
+//! `codex run` with its output in a pipe that is read slowly, on a server that does not offer to retain
+//! output until it is read, like other implementations.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,11 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
-/// What a server offers, and a word of the same length that nobody knows.
+/// The name of a capability, and an unknown name of the same length.
 const CAPABILITY: &[u8] = b"processRetainUntilRead";
 const DISABLED_CAPABILITY: &[u8] = b"processRetainUntilXxxx";
 
-/// Runs one program, and compares what comes out of it with what it wrote.
+/// Runs one program and compares the received output with what it wrote.
 pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
     let url = disabling_proxy(url).await?;
     let lines = rng.u32(100_000..3_000_000);
@@ -56,7 +56,7 @@ pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> a
     Ok(())
 }
 
-/// The address of a server that offers less.
+/// Starts a proxy that hides the capability, and returns its address.
 async fn disabling_proxy(url: &str) -> anyhow::Result<String> {
     let server = url.strip_prefix("ws://").context("no websocket")?.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -83,7 +83,7 @@ async fn proxy(client: TcpStream, server: TcpStream) -> anyhow::Result<()> {
         if len == 0 {
             return Ok(());
         }
-        // It is said once, in the first answer, which comes in one piece.
+        // It appears once, in the first response, which arrives in one piece.
         if offers && let Some(at) = find(&piece[..len]) {
             piece[at..at + CAPABILITY.len()].copy_from_slice(DISABLED_CAPABILITY);
             offers = false;

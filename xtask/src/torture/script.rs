@@ -1,25 +1,25 @@
-//! Random programs, and what is to come of them.
+//! Random programs, with their expected output and exit code.
 
 use fastrand::Rng;
 
-/// A program for a shell, with all that a model says of it.
+/// A shell program, and what the model expects of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
     pub text: String,
-    /// On a terminal, where both streams are one.
+    /// Whether it runs on a terminal, where both streams are one.
     pub tty: bool,
-    /// In a sandbox that may write nothing.
+    /// Whether it runs in a read-only sandbox.
     pub confined: bool,
-    /// Lines that are written to its stdin, which it has if there are any.
+    /// Lines for its stdin, which is open only if there are any.
     pub input: Vec<String>,
     pub stdout: String,
     pub stderr: String,
     pub code: i64,
-    /// It leaves somebody behind who holds its streams: they end when that is killed.
+    /// Whether it leaves a process that holds its streams open until that is killed.
     pub held: bool,
 }
 
-/// Ways to leave somebody behind. `SLEEP` is replaced.
+/// Ways to leave a process behind. `SLEEP` is replaced.
 const DAEMONS: [&str; 10] = [
     "SLEEP >/dev/null 2>&1 </dev/null &",
     "setsid SLEEP >/dev/null 2>&1 </dev/null &",
@@ -33,7 +33,7 @@ const DAEMONS: [&str; 10] = [
     "sh -c 'for i in 1 2 3; do (sleep 0.0$i; setsid SLEEP) & done' >/dev/null 2>&1 </dev/null &",
 ];
 
-/// The same, for one who holds the streams.
+/// Ways to leave a process behind that holds the streams open.
 const HOLDERS: [&str; 3] = ["SLEEP &", "setsid SLEEP &", "(setsid sh -c 'SLEEP & SLEEP' &)"];
 
 impl Script {
@@ -59,7 +59,7 @@ impl Script {
                     );
                 }
                 7 => script.push_line(&format!("sleep 0.0{}", rng.u8(..6))),
-                // What is left in a sandbox goes with its program.
+                // A sandbox kills what its program leaves behind.
                 8 if !script.held && !script.confined && rng.bool() => {
                     script.held = true;
                     script.push_line(

@@ -1,4 +1,4 @@
-//! One client's session: random programs at once, followed to their ends in a random way.
+//! One client's session: concurrent random programs, followed to their end in a random way.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use serde_json::json;
 use super::client::{Client, Disconnect};
 use super::script::Script;
 
-/// What faults may change of what is told.
+/// What faults may change in the recorded events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Allowed {
-    /// A start may be refused: whoever was to carry it out was killed.
+    /// A start may be refused, because the warden or the keeper was killed.
     pub refused: bool,
-    /// A program may be killed before its time, with its keeper.
+    /// A program may be killed early, with its keeper.
     pub killed: bool,
 }
 
-/// What a round does to its sessions besides.
+/// How a round treats its sessions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Treatment {
     pub allowed: Allowed,
-    /// The network falls silent once under every session.
+    /// Every session's connection goes silent once.
     pub silence: bool,
     /// Some programs run in a sandbox.
     pub confine: bool,
@@ -37,7 +37,7 @@ enum FollowMode {
     Polling,
 }
 
-/// Runs programs that carry `token` and judges what is told of them. What they leave behind is left.
+/// Runs programs that carry `token` and checks their recorded events. Leaves their daemons running.
 pub(crate) async fn run(
     url: &str,
     token: &str,
@@ -82,7 +82,7 @@ async fn follow(
         let ids: Vec<String> = running.keys().cloned().collect();
         for id in &ids {
             let seen = client.seen.entry(id.clone()).or_default();
-            // Its streams end with what it left behind, which terminate ends although it has exited.
+            // Its streams end with the process it left behind, which terminate kills after the exit too.
             if running[id].held && seen.exit.is_some() && seen.closed.is_none() {
                 let response = client.call("process/terminate", json!({"processId": id})).await?;
                 ensure!(response["result"]["running"] == false, "{id} has exited: {response}");
@@ -97,7 +97,7 @@ async fn follow(
         if rng.u8(..12) == 0 {
             client.reconnect(random_disconnect(rng)).await?;
         } else if mode != FollowMode::Polling {
-            // What has come meanwhile may have been the last.
+            // The last event may have arrived meanwhile.
             if !ids.iter().all(|id| client.is_complete(id))
                 && !ids.iter().any(|id| running[id].held)
             {
@@ -117,14 +117,14 @@ async fn follow(
 
 fn random_disconnect(rng: &mut Rng) -> Disconnect {
     match rng.u8(..20) {
-        // Seldom, since the server gives a silent connection seconds to answer.
+        // Rarely, since the server waits seconds for a silent connection.
         0 => Disconnect::Silence,
         1..10 => Disconnect::Close,
         _ => Disconnect::Reset,
     }
 }
 
-/// Whether it was started.
+/// Starts a program. Returns whether it was started.
 async fn start(
     client: &mut Client,
     id: &str,
@@ -145,7 +145,7 @@ async fn start(
     }
     let response = client.call("process/start", params).await?;
     if response["result"]["processId"] == id {
-        // It may have said something already to a connection that is about to be left.
+        // Its first output may go to a connection that is about to be dropped.
         client.seen.entry(id.to_owned()).or_default();
         return Ok(true);
     }
@@ -153,7 +153,7 @@ async fn start(
     Ok(false)
 }
 
-/// Writes its input, some of it twice under the same name.
+/// Writes its input, some of it twice with the same write id.
 async fn write_input(
     client: &mut Client,
     id: &str,
@@ -176,7 +176,7 @@ async fn write_input(
     Ok(())
 }
 
-/// Compares what was told with the model.
+/// Compares the recorded events with the model.
 fn check_output(
     client: &Client,
     id: &str,
