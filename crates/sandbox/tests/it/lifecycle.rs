@@ -502,11 +502,17 @@ fn terminal() -> (File, OwnedFd) {
 fn on_terminal(command: &mut std::process::Command, slave: &OwnedFd) {
     let stream = || Stdio::from(slave.try_clone().unwrap());
     command.stdin(stream()).stdout(stream()).stderr(stream());
-    // SAFETY: a system call; runs after the one that makes the session.
+    // SAFETY: system calls; they run after the one that makes the session.
     unsafe {
-        command.pre_exec(|| match libc::ioctl(0, libc::TIOCSCTTY, 0) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
+        command.pre_exec(|| {
+            // Ignored by whatever the tests run in the background of.
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
 }
