@@ -119,7 +119,17 @@ fn asks_the_sandbox_elsewhere(file: &Path, text: &str) -> bool {
 
 /// Whether nothing in this file may decide by what an error says.
 fn judges_by_kind(file: &Path) -> bool {
-    let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
+    let crates = [
+        "client",
+        "cli",
+        "credentials",
+        "host",
+        "network",
+        "remote",
+        "rendezvous",
+        "rpc",
+        "server",
+    ];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
         // The one table of other implementations' messages.
         && file != Path::new("crates/client/src/foreign.rs")

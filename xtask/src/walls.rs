@@ -41,6 +41,7 @@ const WALLS: &[Wall] = &[
     wall("codex-exec-relay-core", &["tokio", "serde_json"]),
     wall("codex-exec-rpc", &[HOST, SANDBOX, "hyper"]),
     wall(SANDBOX, &["tokio"]),
+    wall("codex-exec-network", &["codex-exec-server-protocol", "codex-exec-rpc", HOST, SANDBOX]),
     wall(HOST, &["codex-exec-rpc", "hyper"]),
     wall(CLIENT, &[HOST, SANDBOX, CREDENTIALS, SERVING]),
     wall(SERVING, &[CLIENT]),
