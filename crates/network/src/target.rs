@@ -71,17 +71,7 @@ impl Target {
 
     fn parse(text: &str) -> Result<Self, NoTarget> {
         let host = Host::parse(text).map_err(|_| NoTarget::MissingHost)?;
-        let after_host = match text.rsplit_once(']') {
-            Some((_, after)) => after,
-            None => text,
-        };
-        let port = match after_host.split_once(':') {
-            None | Some((_, "")) => 80,
-            Some((_, port)) if port.bytes().all(|b| b.is_ascii_digit()) => {
-                port.parse().map_err(|_| NoTarget::MissingHost)?
-            }
-            Some(_) => return Err(NoTarget::MissingHost),
-        };
+        let port = port_of(text, 80).ok_or(NoTarget::MissingHost)?;
         Ok(Self { host, port })
     }
 
@@ -92,6 +82,16 @@ impl Target {
             Some(without) => without.to_owned(),
             None => authority,
         }
+    }
+}
+
+/// The port of an authority without user information, or the default. `None`: a port that is none.
+pub(crate) fn port_of(authority: &str, default: u16) -> Option<u16> {
+    let after_host = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
+    match after_host.split_once(':') {
+        None | Some((_, "")) => Some(default),
+        Some((_, port)) if port.bytes().all(|b| b.is_ascii_digit()) => port.parse().ok(),
+        Some(_) => None,
     }
 }
 
