@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::connector::{Connector, SystemConnector};
 use crate::decide::Mode;
+use crate::mitm::Mitm;
 use crate::rules::Rules;
 use crate::upstream::UpstreamProxies;
 
@@ -25,6 +26,9 @@ pub struct Config {
     pub ask_timeout: Option<Duration>,
     /// Proxies that carry requests to public hosts (default `None`: every connection is direct).
     pub upstream: Option<UpstreamProxies>,
+    /// Opens tunnels to hosts that secrets are bound to, and in limited mode all of them (default
+    /// `None`: tunnels are passed on as they are, and limited mode refuses them).
+    pub mitm: Option<Mitm>,
     /// How names are looked up and connections made (default: by the system).
     pub connector: Arc<dyn Connector>,
     /// Limits on memory and time.
@@ -41,6 +45,7 @@ impl Config {
             socks5_udp: true,
             ask_timeout: None,
             upstream: None,
+            mitm: None,
             connector: Arc::new(SystemConnector),
             limits: Limits::default(),
         }
@@ -56,6 +61,7 @@ impl std::fmt::Debug for Config {
             .field("socks5_udp", &self.socks5_udp)
             .field("ask_timeout", &self.ask_timeout)
             .field("upstream", &self.upstream)
+            .field("mitm", &self.mitm)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
     }

@@ -182,6 +182,11 @@ impl Refusal {
     fn new(reason: Reason, source: Source) -> Self {
         Self { reason, outcome: Outcome::Deny, source }
     }
+
+    /// A refusal by [`Mode::Limited`], of a request inside a tunnel.
+    pub(crate) fn by_mode(reason: Reason) -> Self {
+        Self::new(reason, Source::ModeGuard)
+    }
 }
 
 /// What an audit record is about.
@@ -227,6 +232,11 @@ impl Finding {
             reason: Some(refusal.reason.clone()),
             policy_override: false,
         }
+    }
+
+    /// What the audit is told of a refusal by the mode.
+    pub(crate) fn by_mode(refusal: &Refusal) -> Self {
+        Self::refused(Scope::NonDomain, refusal)
     }
 
     /// A request for a Unix socket, which no system but macOS would serve.

@@ -63,6 +63,27 @@ pub fn proxy_variables(
     variables
 }
 
+/// Variables that name the certificates a program trusts.
+const CA: &[&str] = &[
+    "CODEX_CA_CERTIFICATE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "CARGO_HTTP_CAINFO",
+    "BUNDLE_SSL_CA_CERT",
+    "PIP_CERT",
+    "npm_config_cafile",
+    "NPM_CONFIG_CAFILE",
+];
+
+/// The environment variables of a process whose tunnels are opened: all name the bundle of
+/// [`CaFiles`](crate::CaFiles).
+pub fn ca_variables(bundle: &str) -> Vec<(&'static str, String)> {
+    CA.iter().map(|name| (*name, bundle.to_owned())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

@@ -5,11 +5,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{
-    CONNECTION, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -19,7 +16,9 @@ use tracing::debug;
 
 use crate::audit::About;
 use crate::decide::{Destination, Finding, Mode, Protocol, Refusal, Subject};
+use crate::exchange::{ForwardError, Sender, pass_on};
 use crate::idle::Idle;
+use crate::mitm::{self, Opened};
 use crate::proxy::{Client, Shared};
 use crate::target::Target;
 use crate::tunnel;
@@ -99,7 +98,7 @@ async fn connect(
         host: &target.host,
         port: target.port,
         method: Some("CONNECT"),
-        opened: false,
+        opened: shared.mitm_for(&target.host, target.port).is_some(),
     };
     let destination = match shared.judge.judge(subject, client.address()).await {
         Ok(destination) => destination,
@@ -113,9 +112,14 @@ async fn connect(
     let (owner, client) = (shared.clone(), client.clone());
     shared.spawn(async move {
         // The client's place among the connections is kept until the tunnel ends.
-        let _client = client;
+        let client = client;
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
         let mut stream = TokioIo::new(upgraded);
+        if let Some(mitm) = owner.mitm_for(&target.host, target.port) {
+            let protocol = Protocol::HttpsConnect;
+            let opened = Opened { target, destination, protocol, client };
+            return mitm::serve(owner, mitm, stream, opened).await;
+        }
         match owner.dialer.tunnel(&target.host, target.port, &destination).await {
             Ok(mut upstream) => {
                 let _ = tunnel::join(&mut stream, &mut upstream).await;
@@ -135,69 +139,26 @@ async fn forward(
     destination: &Destination,
 ) -> Result<Response<Body>, ForwardError> {
     let route = shared.dialer.http(&target.host, target.port, destination).await?;
-    let mut builder = hyper::client::conn::http1::Builder::new();
-    builder.preserve_header_case(true).max_buf_size(shared.limits.http_buffer);
-    let (mut sender, connection) = builder.handshake(TokioIo::new(route.stream)).await?;
-    shared.spawn(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            debug!(%error, "connection to the target ended");
-        }
-    });
-    // An upgraded connection could carry anything, which limited mode must not pass.
-    let upgrade =
-        requested_upgrade(request.headers()).filter(|_| shared.judge.mode() == Mode::Full);
-    let client_side = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
+    let mut sender = Sender::http1(shared, route.stream).await?;
     // The rest of the request stays as it is: hyper keeps the case of header names in it.
     *request.uri_mut() = match &route.proxy {
         Some(_) => absolute_form(request.uri(), target)?,
         None => origin_form(request.uri())?,
     };
-    *request.version_mut() = Version::HTTP_11;
-    let headers = request.headers_mut();
-    remove_hop_headers(headers);
-    if !headers.contains_key(HOST) {
-        headers.insert(HOST, HeaderValue::try_from(target.host_header())?);
-    }
-    if let Some(protocol) = &upgrade {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol.clone());
-    }
-    if let Some(authorization) = route.proxy.as_ref().and_then(|proxy| proxy.authorization.as_ref())
-    {
-        let mut value = HeaderValue::try_from(authorization.as_str())?;
-        value.set_sensitive(true);
-        headers.insert(PROXY_AUTHORIZATION, value);
-    }
-    let mut response = sender.send_request(request).await?;
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let client_side = client_side.ok_or(ForwardError::UnaskedUpgrade)?;
-        let target_side = hyper::upgrade::on(&mut response);
-        let client = client.clone();
-        shared.spawn(async move {
-            let _client = client;
-            let (Ok(near), Ok(far)) = (client_side.await, target_side.await) else { return };
-            let _ = tunnel::join(&mut TokioIo::new(near), &mut TokioIo::new(far)).await;
-        });
-        // The headers that make it an upgrade are the target's own.
-        return Ok(response.map(Either::Right));
-    }
-    remove_hop_headers(response.headers_mut());
-    Ok(response.map(Either::Right))
-}
-
-/// Why a request could not be passed on. Shown in the log only.
-#[derive(Debug, thiserror::Error)]
-enum ForwardError {
-    #[error("cannot connect: {0}")]
-    Connect(#[from] std::io::Error),
-    #[error(transparent)]
-    Exchange(#[from] hyper::Error),
-    #[error(transparent)]
-    Uri(#[from] http::uri::InvalidUri),
-    #[error(transparent)]
-    Header(#[from] http::header::InvalidHeaderValue),
-    #[error("the target switched protocols without being asked")]
-    UnaskedUpgrade,
+    // An upgraded connection could carry anything, which limited mode must not pass.
+    let upgrades = shared.judge.mode() == Mode::Full;
+    let authorization = route.proxy.and_then(|proxy| proxy.authorization);
+    let host = target.host_header();
+    pass_on(
+        shared,
+        request,
+        &host,
+        authorization.as_deref().map(String::as_str),
+        upgrades,
+        client,
+        &mut sender,
+    )
+    .await
 }
 
 fn origin_form(uri: &Uri) -> Result<Uri, http::uri::InvalidUri> {
@@ -211,51 +172,7 @@ fn absolute_form(uri: &Uri, target: &Target) -> Result<Uri, http::uri::InvalidUr
     format!("http://{}{path}", target.host_header()).parse()
 }
 
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_ERROR: HeaderName = HeaderName::from_static("x-proxy-error");
-
-/// Removes what is meant for the next hop only: the known names, and those that `Connection` lists.
-fn remove_hop_headers(headers: &mut HeaderMap) {
-    let listed: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        // The target is not the client's to take out.
-        .filter(|name| *name != HOST)
-        .collect();
-    for name in listed {
-        headers.remove(name);
-    }
-    for name in [
-        CONNECTION,
-        PROXY_CONNECTION,
-        KEEP_ALIVE,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        // Answered by this proxy as soon as the body is read.
-        EXPECT,
-    ] {
-        headers.remove(name);
-    }
-}
-
-/// The protocol that the client wants to switch to.
-fn requested_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|name| name.trim().eq_ignore_ascii_case("upgrade"));
-    headers.get(UPGRADE).filter(|_| asked).cloned()
-}
 
 pub(crate) fn text(status: StatusCode, message: &str) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::from(message.to_owned())));

@@ -20,7 +20,9 @@ use crate::config::{Config, Limits};
 use crate::connector::Connector;
 use crate::decider::Decider;
 use crate::dial::Dialer;
+use crate::host::Host;
 use crate::judge::Judge;
+use crate::mitm::Mitm;
 use crate::{http, socks};
 
 /// A running proxy. Dropping it ends the listeners and all connections.
@@ -44,6 +46,7 @@ pub(crate) struct Shared {
     pub connector: Arc<dyn Connector>,
     pub limits: Limits,
     pub socks5_udp: bool,
+    mitm: Option<Mitm>,
     places: Arc<Semaphore>,
     tasks: TaskTracker,
     ending: CancellationToken,
@@ -89,6 +92,7 @@ impl Proxy {
             dialer: Dialer::new(&config),
             connector: config.connector,
             socks5_udp: config.socks5_udp,
+            mitm: config.mitm,
             places: Arc::new(Semaphore::new(config.limits.connections)),
             limits: config.limits,
             tasks: TaskTracker::new(),
@@ -176,6 +180,11 @@ impl std::fmt::Debug for ProxyHandle {
 }
 
 impl Shared {
+    /// What a tunnel to this target is opened with; `None` if it is left closed.
+    pub fn mitm_for(&self, host: &Host, port: u16) -> Option<Mitm> {
+        self.mitm.as_ref().filter(|mitm| mitm.opens(self.judge.mode(), host, port)).cloned()
+    }
+
     /// Runs a task that ends with the proxy.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let ending = self.ending.clone();

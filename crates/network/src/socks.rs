@@ -16,8 +16,10 @@ use tracing::debug;
 use crate::decide::{Protocol, Subject};
 use crate::host::Host;
 use crate::idle::Idle;
+use crate::mitm::Opened;
 use crate::proxy::{Client, Shared};
-use crate::{tunnel, udp};
+use crate::target::Target;
+use crate::{mitm, tunnel, udp};
 
 const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
@@ -43,24 +45,24 @@ pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S, client: Client)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let mut stream = Idle::new(stream, shared.limits.idle_timeout);
-    if let Err(error) = converse(&shared, &mut stream, &client).await {
+    let stream = Idle::new(stream, shared.limits.idle_timeout);
+    if let Err(error) = converse(&shared, stream, &client).await {
         debug!(%error, "connection to the SOCKS5 proxy ended");
     }
 }
 
-async fn converse<S>(shared: &Arc<Shared>, stream: &mut S, client: &Client) -> io::Result<()>
+async fn converse<S>(shared: &Arc<Shared>, mut stream: S, client: &Client) -> io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let handshake = timeout(shared.limits.head_timeout, handshake(stream)).await;
+    let handshake = timeout(shared.limits.head_timeout, handshake(&mut stream)).await;
     let (command, address) = handshake.map_err(|_| io::ErrorKind::TimedOut)??;
     match command {
         CONNECT => connect(shared, stream, client, address).await,
         UDP_ASSOCIATE if shared.socks5_udp && client.is_on_loopback() => {
-            udp::associate(shared, stream, client).await
+            udp::associate(shared, &mut stream, client).await
         }
-        _ => reply(stream, COMMAND_UNSUPPORTED, None).await,
+        _ => reply(&mut stream, COMMAND_UNSUPPORTED, None).await,
     }
 }
 
@@ -113,34 +115,43 @@ pub(crate) async fn read_address<S: AsyncRead + Unpin>(stream: &mut S) -> io::Re
 
 async fn connect<S>(
     shared: &Arc<Shared>,
-    stream: &mut S,
+    mut stream: S,
     client: &Client,
     address: SocksAddress,
 ) -> io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let Some(host) = address.host else {
-        return reply(stream, NOT_ALLOWED, None).await;
+        return reply(&mut stream, NOT_ALLOWED, None).await;
     };
+    let mitm = shared.mitm_for(&host, address.port);
     let subject = Subject {
         protocol: Protocol::Socks5Tcp,
         host: &host,
         port: address.port,
         method: None,
-        opened: false,
+        opened: mitm.is_some(),
     };
     let Ok(destination) = shared.judge.judge(subject, client.address()).await else {
-        return reply(stream, NOT_ALLOWED, None).await;
+        return reply(&mut stream, NOT_ALLOWED, None).await;
     };
+    if let Some(mitm) = mitm {
+        reply(&mut stream, SUCCEEDED, None).await?;
+        let target = Target { host, port: address.port };
+        let protocol = Protocol::Socks5Tcp;
+        let opened = Opened { target, destination, protocol, client: client.clone() };
+        mitm::serve(shared.clone(), mitm, stream, opened).await;
+        return Ok(());
+    }
     match shared.dialer.direct(&host, address.port, &destination).await {
         Ok(mut target) => {
-            reply(stream, SUCCEEDED, target.local_addr().ok()).await?;
-            tunnel::join(stream, &mut target).await
+            reply(&mut stream, SUCCEEDED, target.local_addr().ok()).await?;
+            tunnel::join(&mut stream, &mut target).await
         }
         Err(error) => {
             debug!(%error, "SOCKS5 target unreachable");
-            reply(stream, REFUSED, None).await
+            reply(&mut stream, REFUSED, None).await
         }
     }
 }

@@ -9,6 +9,7 @@ mod decisions;
 mod http;
 mod lifetime;
 mod model;
+mod opened;
 mod random;
 mod socks;
 mod upstream;
