@@ -41,6 +41,10 @@ const BOUNDARIES: &[Boundary] = &[
     boundary("codex-exec-relay-core", &["tokio", "serde_json"]),
     boundary("codex-exec-rpc", &[HOST, SANDBOX, "hyper"]),
     boundary(SANDBOX, &["tokio"]),
+    boundary(
+        "codex-exec-network",
+        &["codex-exec-server-protocol", "codex-exec-rpc", HOST, SANDBOX],
+    ),
     boundary(HOST, &["codex-exec-rpc", "hyper"]),
     boundary(CLIENT, &[HOST, SANDBOX, CREDENTIALS, SERVING]),
     boundary(SERVING, &[CLIENT]),

@@ -118,7 +118,17 @@ fn bypasses_sandbox_module(file: &Path, text: &str) -> bool {
 
 /// Whether this file must decide by the kind of an error, not by its message.
 fn must_decide_by_kind(file: &Path) -> bool {
-    let crates = ["client", "cli", "credentials", "host", "remote", "rendezvous", "rpc", "server"];
+    let crates = [
+        "client",
+        "cli",
+        "credentials",
+        "host",
+        "network",
+        "remote",
+        "rendezvous",
+        "rpc",
+        "server",
+    ];
     crates.iter().any(|name| file.starts_with(format!("crates/{name}/src")))
         // The one table of other implementations' messages.
         && file != Path::new("crates/client/src/infer_kind.rs")

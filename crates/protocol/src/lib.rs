@@ -14,6 +14,7 @@ pub mod files;
 pub mod http;
 mod limits;
 pub mod methods;
+pub mod network;
 mod path_uri;
 mod permissions;
 pub mod process;

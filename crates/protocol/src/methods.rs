@@ -17,6 +17,7 @@ use crate::encode::Encode;
 use crate::environment::*;
 use crate::files::*;
 use crate::http::*;
+use crate::network::*;
 use crate::process::*;
 use crate::session::*;
 
@@ -482,6 +483,8 @@ notifications! {
     FsChanged "fs/changed" FsChangedNotification;
     /// A piece of a streamed HTTP body.
     HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
+    /// What was decided about a request to a process's proxy.
+    NetworkPolicyDecision "network/policyDecision" NetworkPolicyDecisionNotification;
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ mod http;
 mod lanes;
 mod listen_url;
 mod listener;
+#[cfg_attr(not(test), expect(dead_code, reason = "process/start does not offer a proxy yet"))]
+mod network;
 mod process;
 #[cfg(feature = "remote")]
 mod remote;

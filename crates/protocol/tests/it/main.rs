@@ -7,5 +7,6 @@ mod environment;
 mod files;
 mod golden;
 mod http;
+mod network;
 mod processes;
 mod sessions;

@@ -1,0 +1,226 @@
+//! The two listeners of one process, and the end of everything that came through them.
+//!
+//! Invariant: when [`Proxy`] is dropped, its listeners and every connection end, those that were handed
+//! over included.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+use crate::audit::Observer;
+use crate::config::{Config, Limits};
+use crate::connector::Connector;
+use crate::decider::Decider;
+use crate::dial::Dialer;
+use crate::host::Host;
+use crate::judge::Judge;
+use crate::mitm::Mitm;
+use crate::{http, socks};
+
+/// A running proxy. Dropping it ends the listeners and all connections.
+#[derive(Debug)]
+pub struct Proxy {
+    handle: ProxyHandle,
+    http_port: u16,
+    socks_port: Option<u16>,
+}
+
+/// A way to hand connections to a [`Proxy`]. Does not keep it running.
+#[derive(Clone)]
+pub struct ProxyHandle {
+    shared: Arc<Shared>,
+}
+
+/// What every connection of a proxy shares.
+pub(crate) struct Shared {
+    pub judge: Judge,
+    pub dialer: Dialer,
+    pub connector: Arc<dyn Connector>,
+    pub limits: Limits,
+    pub socks5_udp: bool,
+    mitm: Option<Mitm>,
+    places: Arc<Semaphore>,
+    tasks: TaskTracker,
+    ending: CancellationToken,
+}
+
+/// The client's end of a connection, and its place among the connections.
+#[derive(Clone)]
+pub(crate) struct Client {
+    address: Option<(SocketAddr, Arc<str>)>,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl Client {
+    pub fn address(&self) -> Option<&str> {
+        self.address.as_ref().map(|(_, text)| &**text)
+    }
+
+    /// Whether the client can reach a UDP port of this proxy.
+    pub fn is_on_loopback(&self) -> bool {
+        self.address.as_ref().is_some_and(|(address, _)| address.ip().is_loopback())
+    }
+}
+
+impl Proxy {
+    /// Listens on free ports of 127.0.0.1 and serves until dropped. `decider` is asked about undecided
+    /// hosts if [`Config::ask_timeout`] is set; without one they are refused.
+    ///
+    /// Must be called within a tokio runtime.
+    pub async fn start(
+        config: Config,
+        decider: Option<Arc<dyn Decider>>,
+        observer: Arc<dyn Observer>,
+    ) -> io::Result<Self> {
+        let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let socks = match config.socks5 {
+            true => Some(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?),
+            false => None,
+        };
+        let http_port = http.local_addr()?.port();
+        let socks_port = socks.as_ref().map(TcpListener::local_addr).transpose()?;
+        let shared = Arc::new(Shared {
+            judge: Judge::new(&config, decider, observer),
+            dialer: Dialer::new(&config),
+            connector: config.connector,
+            socks5_udp: config.socks5_udp,
+            mitm: config.mitm,
+            places: Arc::new(Semaphore::new(config.limits.connections)),
+            limits: config.limits,
+            tasks: TaskTracker::new(),
+            ending: CancellationToken::new(),
+        });
+        shared.spawn(accept(shared.clone(), http, http::serve));
+        if let Some(socks) = socks {
+            shared.spawn(accept(shared.clone(), socks, socks::serve));
+        }
+        let handle = ProxyHandle { shared };
+        Ok(Self { handle, http_port, socks_port: socks_port.map(|address| address.port()) })
+    }
+
+    /// The port of the HTTP proxy.
+    pub fn http_port(&self) -> u16 {
+        self.http_port
+    }
+
+    /// The port of the SOCKS5 proxy.
+    pub fn socks_port(&self) -> Option<u16> {
+        self.socks_port
+    }
+
+    /// A handle for connections that arrive another way.
+    pub fn handle(&self) -> ProxyHandle {
+        self.handle.clone()
+    }
+
+    /// Ends everything, and waits until it has ended.
+    pub async fn close(self) {
+        let shared = self.handle.shared.clone();
+        drop(self);
+        shared.tasks.wait().await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.handle.shared.ending.cancel();
+        self.handle.shared.tasks.close();
+    }
+}
+
+impl ProxyHandle {
+    /// Serves HTTP on a connection that was accepted elsewhere, until it or the proxy ends.
+    /// `client`: its address, for the audit.
+    pub async fn serve_http<S>(&self, stream: S, client: Option<SocketAddr>)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.serve(stream, client, http::serve).await;
+    }
+
+    /// Serves SOCKS5 on a connection that was accepted elsewhere, until it or the proxy ends. UDP
+    /// ASSOCIATE is offered to clients with a loopback address only.
+    pub async fn serve_socks5<S>(&self, stream: S, client: Option<SocketAddr>)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.serve(stream, client, socks::serve).await;
+    }
+
+    async fn serve<S, F>(
+        &self,
+        stream: S,
+        client: Option<SocketAddr>,
+        serve: impl FnOnce(Arc<Shared>, S, Client) -> F,
+    ) where
+        F: Future<Output = ()>,
+    {
+        let shared = &self.shared;
+        let served = async {
+            if let Ok(place) = shared.places.clone().acquire_owned().await {
+                serve(shared.clone(), stream, client_of(client, place)).await;
+            }
+        };
+        shared.tasks.track_future(shared.ending.run_until_cancelled(served)).await;
+    }
+}
+
+impl std::fmt::Debug for ProxyHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProxyHandle").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// What a tunnel to this target is opened with; `None` if it is left closed.
+    pub fn mitm_for(&self, host: &Host, port: u16) -> Option<Mitm> {
+        self.mitm.as_ref().filter(|mitm| mitm.opens(self.judge.mode(), host, port)).cloned()
+    }
+
+    /// Runs a task that ends with the proxy.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let ending = self.ending.clone();
+        self.tasks.spawn(async move {
+            ending.run_until_cancelled(task).await;
+        });
+    }
+}
+
+fn client_of(address: Option<SocketAddr>, place: OwnedSemaphorePermit) -> Client {
+    let address = address.map(|address| (address, address.to_string().into()));
+    Client { address, _place: Arc::new(place) }
+}
+
+/// Accepts connections. The one for which there is no place yet waits here, further ones in the backlog.
+async fn accept<F>(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    serve: impl Fn(Arc<Shared>, TcpStream, Client) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors: another connection has to end first.
+                warn!(%error, "cannot accept a connection; retrying in 100 ms");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if let Err(error) = stream.set_nodelay(true) {
+            warn!(%error, "cannot set TCP_NODELAY");
+        }
+        let Ok(place) = shared.places.clone().acquire_owned().await else { return };
+        shared.spawn(serve(shared.clone(), stream, client_of(Some(address), place)));
+    }
+}

@@ -1,0 +1,16 @@
+//! The managed network, from the outside: real sockets on loopback, and a connector that is the rest of
+//! the Internet.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+mod asking;
+mod attacks;
+mod decisions;
+mod http;
+mod lifetime;
+mod model;
+mod opened;
+mod random;
+mod socks;
+mod upstream;
+mod world;
