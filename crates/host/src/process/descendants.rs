@@ -141,7 +141,9 @@ impl StoppedKeeper {
         if !is_keeper() || !signal(&pidfd, Signal::STOP) {
             return None;
         }
-        let stopped = Self { keeper, pidfd, group: Stat::of(keeper)?.group };
+        // From here on every way out resumes it.
+        let mut stopped = Self { keeper, pidfd, group: None };
+        stopped.group = Stat::of(keeper)?.group;
         for _ in 0..STOP_CHECKS {
             if Stat::of(keeper)?.is_stopped {
                 return Some(stopped);
