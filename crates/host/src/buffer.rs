@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_of_any_size_can_be_filled() {
+    fn buffer_of_any_size_can_be_filled() {
         for capacity in [0, 1, LARGE - 1, LARGE, LARGE + 1, 9 << 20] {
             let mut buffer = with_capacity(capacity).unwrap();
             let start = buffer.as_ptr();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_the_buffer_large_or_small() {
+    fn into_bytes_preserves_content_of_any_size() {
         for len in [0, 1, LARGE] {
             let mut buffer = with_capacity(len).unwrap();
             buffer.resize(len, 7);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_buffer_is_taken_again_empty_and_only_if_it_fits() {
+    fn cached_buffer_is_reused_empty_and_only_if_it_fits() {
         let mut cache = BufferCache::default();
         let buffer = vec![7; LARGE];
         let start = buffer.as_ptr();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_leaves_the_larger_buffer_to_its_message() {
+    fn take_returns_the_smallest_fitting_buffer() {
         let mut cache = BufferCache::default();
         for size in [LARGE, LARGE * 4 / 3] {
             cache.put(Vec::with_capacity(size), Instant::now());
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded_in_bytes_and_in_time() {
+    fn cache_is_bounded_in_bytes_and_time() {
         let mut cache = BufferCache::default();
         let now = Instant::now();
         let buffer = || Vec::with_capacity(MAX_CACHED_BYTES / 2);

@@ -172,7 +172,7 @@ mod tests {
     use std::sync::{Arc, Barrier};
 
     #[tokio::test]
-    async fn a_panic_is_an_error_and_costs_no_thread() {
+    async fn panic_is_an_error_and_keeps_the_thread() {
         static POOL: Pool = Pool::new();
         POOL.start_threads().unwrap();
         for _ in 0..2 * MIN_THREADS {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_waits_for_other_work_finds_a_thread() {
+    async fn work_that_waits_for_other_work_gets_a_thread() {
         static POOL: Pool = Pool::new();
         let count = 3 * MIN_THREADS;
         let together = Arc::new(Barrier::new(count));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_run_though_nobody_waits_for_it() {
+    async fn work_runs_though_its_future_is_dropped() {
         static POOL: Pool = Pool::new();
         let (ran, receiver) = oneshot::channel();
         drop(POOL.run(move || ran.send(())));

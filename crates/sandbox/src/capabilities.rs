@@ -1,8 +1,8 @@
-//! What this machine can enforce, found out by trying.
+//! What this machine can enforce, determined by trying.
 //!
-//! Invariant: a capability is claimed only if the very steps a sandbox takes have just worked in a
-//! child process; a version number alone proves nothing where a container or a security module is in
-//! the way.
+//! Invariant: a capability is claimed only if the steps that a sandbox takes have just worked in a
+//! child process. A version number alone proves nothing: a container or a security module may
+//! interfere.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,50 +14,50 @@ use crate::{apply, remedy};
 /// What this machine can enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// A user namespace can be made.
+    /// User namespaces can be created.
     pub user_namespace: bool,
-    /// A mount namespace can be made in it, and its tree be changed.
+    /// Mount namespaces can be created in it, and their mounts changed.
     pub mount_namespace: bool,
-    /// A PID namespace can be made in it, and its `/proc` be mounted.
+    /// PID namespaces can be created in it, and their `/proc` mounted.
     pub pid_namespace: bool,
-    /// An IPC and a network namespace can be made in it.
+    /// IPC and network namespaces can be created in it.
     pub network_namespace: bool,
-    /// The version of Landlock, 0 if there is none.
+    /// Landlock ABI version; 0 without Landlock.
     pub landlock_abi: u32,
-    /// Programs can be loaded to filter system calls.
+    /// Seccomp filters can be loaded.
     pub seccomp: bool,
-    /// The number of processes can be bounded for each PID namespace, root's too.
+    /// The number of processes can be limited per PID namespace, also for root.
     pub process_limit_for_root: bool,
-    /// Control groups, version 2, are there. Nothing depends on them.
+    /// Cgroup v2 is mounted. Nothing depends on it.
     pub cgroup_v2: bool,
 }
 
-/// One line for a table: what, whether, and what to do.
+/// One row of the table that `codex doctor` prints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: &'static str,
-    /// Whether it is there.
+    /// Whether it is available.
     pub available: bool,
     /// What was found.
     pub detail: String,
-    /// What to do if it is not there; `None` if nothing is needed.
+    /// How to get it; `None` if it is available.
     pub remedy: Option<String>,
-    /// Full assurance depends on it.
+    /// Whether full assurance depends on it.
     pub needed: bool,
 }
 
-/// Why a level of assurance cannot be had.
+/// Why this machine does not offer a level of assurance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shortfall {
     pub(crate) reason: String,
     pub(crate) remedy: String,
 }
 
-/// The first Landlock version that keeps signals and abstract sockets inside.
+/// The first Landlock version that confines signals and abstract sockets.
 pub(crate) const NEEDED_LANDLOCK: u32 = 6;
 
-/// What a level does not hold that full assurance does.
+/// What a level lacks compared to full assurance.
 pub fn lacks(level: Assurance) -> &'static str {
     match level {
         Assurance::Full => "nothing",
@@ -87,7 +87,7 @@ impl Capabilities {
         }
     }
 
-    /// A machine without any of it.
+    /// A machine without any capability.
     pub fn none() -> Self {
         Self {
             user_namespace: false,
@@ -101,7 +101,7 @@ impl Capabilities {
         }
     }
 
-    /// Whether the namespaces of the full sandbox can be made.
+    /// Whether all namespaces of the full sandbox can be created.
     pub fn namespaces(&self) -> bool {
         self.user_namespace
             && self.mount_namespace
@@ -110,7 +110,7 @@ impl Capabilities {
             && self.seccomp
     }
 
-    /// The most that can stand behind a sandbox here; `None` if there are none.
+    /// The highest assurance that this machine offers; `None` if it can enforce nothing.
     pub fn assurance(&self) -> Option<Assurance> {
         let landlock = self.landlock_abi >= NEEDED_LANDLOCK;
         match (self.namespaces(), landlock) {
@@ -121,7 +121,7 @@ impl Capabilities {
         }
     }
 
-    /// What there is, if that is at least this; else what is missing, and what to do about it.
+    /// The offered assurance, if it reaches `minimum`; else what is missing and how to get it.
     pub(crate) fn require(&self, minimum: Assurance) -> Result<Assurance, Shortfall> {
         let offered = self.assurance();
         if let Some(offered) = offered.filter(|offered| *offered >= minimum) {
@@ -149,7 +149,7 @@ impl Capabilities {
         Err(Shortfall { reason, remedy })
     }
 
-    /// What to do where namespaces are missing.
+    /// How to get the missing namespaces.
     pub(crate) fn namespace_remedy(&self) -> &'static str {
         if !self.user_namespace {
             "allow user namespaces (sysctl user.max_user_namespaces above 0, \
@@ -168,7 +168,7 @@ impl Capabilities {
         }
     }
 
-    /// Everything as lines for a table.
+    /// All rows of the table.
     pub fn checks(&self) -> Vec<Check> {
         let line = |name, available: bool, needed: bool, remedy: fn() -> String| Check {
             name,
@@ -177,7 +177,7 @@ impl Capabilities {
             remedy: (!available).then(remedy),
             needed,
         };
-        // Each is tried inside of a user namespace: without that, nothing is known of the others.
+        // The others are tried inside a user namespace; without one, nothing is known about them.
         let user = self.user_namespace;
         let inside = |remedy: fn() -> String| if user { remedy } else { remedy::user_namespace };
         vec![

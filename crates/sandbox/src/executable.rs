@@ -1,7 +1,8 @@
-//! The program that is re-entered, held open.
+//! The re-entered executable, held open.
 //!
-//! Invariant: what runs outside of sandboxes is the file that was there when the server started.
-//! Whatever takes its name later, put there by a sandboxed process say, is never executed.
+//! Invariant: the program that runs outside of sandboxes is the file that existed when the server
+//! started. A file that takes its name later, perhaps created by a sandboxed process, is never
+//! executed.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -10,19 +11,20 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Above every number that a launch passes something at.
+/// Above every descriptor number that a launch uses.
 const LOWEST: RawFd = 64;
 
-/// An executable file, held open. Clones are the same.
+/// An executable file, held open. Clones share the descriptor.
 #[derive(Debug, Clone)]
 pub struct Executable {
     path: PathBuf,
-    /// `None` for a script: its interpreter opens it by its name.
+    /// `None` for a script: its interpreter opens it by path.
     fd: Option<Arc<OwnedFd>>,
 }
 
 impl Executable {
-    /// Opens it. If this process runs it, that very file is meant, whatever has its name by now.
+    /// Opens an executable. If this process runs it, opens the running file, whatever is at its path by
+    /// now.
     pub fn open(path: &Path) -> io::Result<Self> {
         let running = std::env::current_exe().is_ok_and(|running| running == path);
         let opened = if running { Path::new("/proc/self/exe") } else { path };
@@ -34,19 +36,19 @@ impl Executable {
         Ok(Self { path: path.to_owned(), fd })
     }
 
-    /// The name it had.
+    /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What to execute with `execveat`. Its number is above all that a launch passes. `None` for a
-    /// script, which has to be executed by its path.
+    /// The descriptor for `execveat`; its number is above those that a launch uses. `None` for a
+    /// script, which must be executed by path.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// A name by which a child that was just forked can execute it, as long as it has the descriptors
-    /// of its parent: for [`std::process::Command`].
+    /// A path for [`std::process::Command`]: a forked child can execute it while it has the descriptors
+    /// of its parent.
     pub fn name_after_fork(&self) -> PathBuf {
         match &self.fd {
             Some(fd) => format!("/proc/self/fd/{}", fd.as_raw_fd()).into(),
@@ -57,7 +59,7 @@ impl Executable {
 
 fn is_script(path: &Path) -> bool {
     let mut start = [0; 2];
-    // What may be executed but not read is no script.
+    // A file that can be executed but not read is not a script.
     std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
         && start == *b"#!"
 }

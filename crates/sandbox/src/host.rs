@@ -1,7 +1,7 @@
-//! The facts of this machine's file system.
+//! Facts about this machine's file system.
 //!
-//! Invariant: looks, never touches: no method opens a device, follows a link in the last component or
-//! changes anything.
+//! Invariant: read-only: no method opens a device, follows a link in the last component or changes
+//! anything.
 
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
@@ -18,15 +18,15 @@ use crate::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
 use crate::decide::paths::{is_within, parent};
 use crate::mountinfo;
 
-/// A `.git` pointer file is one line; nobody needs more of it.
+/// Maximum bytes of a `.git` pointer file, which has one line.
 const POINTER_FILE: u64 = 8 * 1024;
 
 /// The file system of this machine, as this process sees it.
 ///
-/// Policies name many places beside each other. A directory that is asked for twice in a row is kept
-/// open, and what is in it, or one level below, is looked up from there: the walk down to it is most
-/// of what a look costs. Should it be replaced meanwhile, whoever builds on the answer finds another
-/// file than planned, as with any other change after the look.
+/// Policies often name many paths in one directory. A directory that is used twice in a row is held
+/// open, and entries in it, or one level below, are looked up from there: resolving the path is most of
+/// the cost of a lookup. If the directory is replaced meanwhile, building the sandbox finds another
+/// file than planned, as with any change after the lookup.
 #[derive(Debug, Default)]
 pub struct HostFacts {
     open_directory: RefCell<OpenDirectory>,
@@ -39,14 +39,14 @@ struct OpenDirectory {
 }
 
 impl OpenDirectory {
-    /// A shorter way to a path: from where, and the rest.
+    /// A shorter path: relative to the open directory.
     fn relative_path<'p>(&mut self, path: &'p Path) -> Option<(BorrowedFd<'_>, &'p Path)> {
         if let Some(rest) = self.below(path) {
             return Some((self.open.as_ref()?.as_fd(), rest));
         }
         let directory = parent(path)?;
         if directory.as_os_str() == self.directory.as_os_str() {
-            // The second time.
+            // Used for the second time.
             if self.open.is_none() {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 self.open = rustix::fs::open(directory, flags, Mode::empty()).ok();
@@ -54,7 +54,7 @@ impl OpenDirectory {
             let rest = self.below(path)?;
             return Some((self.open.as_ref()?.as_fd(), rest));
         }
-        // A name inside of a directory that is open does not lead away from it.
+        // A path below the open directory does not replace it.
         if self.open.is_none() || !is_within(directory, &self.directory) {
             self.directory.clear();
             self.directory.push(directory);
@@ -63,7 +63,7 @@ impl OpenDirectory {
         None
     }
 
-    /// One or two names below the directory that is open.
+    /// The rest of the path, if it is one or two names below the open directory.
     fn below<'p>(&self, path: &'p Path) -> Option<&'p Path> {
         self.open.as_ref()?;
         if !is_within(path, &self.directory) {
@@ -78,7 +78,7 @@ impl OpenDirectory {
 }
 
 impl HostFacts {
-    /// What is seen at a path.
+    /// Looks up a path.
     pub(crate) fn lookup_node(&self, path: &Path) -> rustix::io::Result<LookResult> {
         match self.open_directory.borrow_mut().relative_path(path) {
             Some((directory, rest)) => lookup_node(directory, rest),
@@ -146,7 +146,7 @@ impl Facts for HostFacts {
 /// The table of this process's mounts.
 const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
-/// The names in a directory that are links, in order.
+/// The names in a directory that are links, sorted.
 pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Result<Vec<OsString>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(around, directory, flags, Mode::empty())?;
@@ -154,7 +154,7 @@ pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Res
     for entry in rustix::fs::Dir::read_from(&directory)? {
         let entry = entry?;
         let kind = match entry.file_type() {
-            // Not every file system tells it with the name.
+            // Not every file system reports the type with the name.
             FileType::Unknown => {
                 match rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(stat) => FileType::from_raw_mode(stat.st_mode),
@@ -173,16 +173,16 @@ pub(crate) fn links(around: BorrowedFd<'_>, directory: &Path) -> rustix::io::Res
     Ok(links)
 }
 
-/// What was seen at a name.
+/// The result of a lookup.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LookResult {
-    /// What is there. What another sandbox put there to hold a name stands for that name being absent.
+    /// The file; `None` also for a placeholder of another sandbox, which stands for an absent name.
     pub(crate) node: Option<Node>,
-    /// It looks like something that holds a name, whether or not it does.
+    /// It has the mode of a placeholder, whether or not it is one.
     pub(crate) looks_like_placeholder: bool,
 }
 
-/// Looks at a name in a directory.
+/// Looks up a name in a directory.
 pub(crate) fn lookup_node(
     directory: BorrowedFd<'_>,
     name: &Path,
@@ -194,7 +194,7 @@ pub(crate) fn lookup_node(
     Ok(LookResult { node: (!absent).then(|| node(&stat)), looks_like_placeholder })
 }
 
-/// What an [`Identity`] and a kind are made of.
+/// The fields needed for an [`Identity`] and a kind.
 pub(crate) const WANTED: StatxFlags =
     StatxFlags::TYPE.union(StatxFlags::MODE).union(StatxFlags::INO).union(StatxFlags::MNT_ID);
 

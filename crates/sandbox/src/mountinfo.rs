@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
+    fn mountinfo_lines_are_parsed() {
         let table = br"36 35 98:0 /mnt1 /a\040b\134c ro,noatime,nosuid shared:1 - ext3 /dev/x rw
 37 36 0:5 / /dev rw - devtmpfs none rw
 ";
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_read_spoils_the_table() {
+    fn malformed_line_invalidates_the_table() {
         for bad in [
             "36 35 98:0",
             "x 35 98:0 / / rw - ext4 x rw",
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_this_process_is_read() {
+    fn own_mount_table_is_parsed() {
         let table = std::fs::read("/proc/thread-self/mountinfo").unwrap();
         assert!(parse(&table).unwrap().iter().any(|line| line.point == Path::new("/proc")));
     }

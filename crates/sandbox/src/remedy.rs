@@ -1,8 +1,8 @@
-//! What to change so that a machine offers more: the exact setting, as far as the machine tells.
+//! How to make a machine offer more: the exact setting to change, as far as it can be determined.
 
 use std::fs;
 
-/// Whether this is a container, as far as that can be seen.
+/// Whether this is a container, as far as can be seen.
 fn in_container() -> bool {
     ["/.dockerenv", "/run/.containerenv"].iter().any(|file| fs::exists(file).unwrap_or(false))
 }
@@ -14,7 +14,7 @@ fn setting(name: &str) -> Option<i64> {
 const CONTAINER_NAMESPACES: &str = "start the container with --security-opt seccomp=unconfined and \
                                     --security-opt apparmor=unconfined";
 
-/// User namespaces cannot be made.
+/// When user namespaces cannot be created.
 pub(crate) fn user_namespace() -> String {
     if setting("user/max_user_namespaces") == Some(0) {
         "sysctl -w user.max_user_namespaces=15000 (it is 0)".to_owned()
@@ -29,7 +29,7 @@ pub(crate) fn user_namespace() -> String {
     }
 }
 
-/// Mounts cannot be changed in a user namespace.
+/// When mounts cannot be changed in a user namespace.
 pub(crate) fn mount_namespace() -> String {
     if setting("kernel/apparmor_restrict_unprivileged_userns") == Some(1) {
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (it is 1), or an AppArmor profile \
@@ -46,7 +46,7 @@ pub(crate) fn mount_namespace() -> String {
     }
 }
 
-/// `/proc` cannot be mounted in a new PID namespace.
+/// When `/proc` cannot be mounted in a new PID namespace.
 pub(crate) fn pid_namespace() -> String {
     if setting("user/max_pid_namespaces") == Some(0) {
         "sysctl -w user.max_pid_namespaces=15000 (it is 0)".to_owned()
@@ -57,7 +57,7 @@ pub(crate) fn pid_namespace() -> String {
     }
 }
 
-/// Network or IPC namespaces cannot be made.
+/// When network or IPC namespaces cannot be created.
 pub(crate) fn network_namespace() -> String {
     let zero = ["net", "ipc"].into_iter().find(|kind| {
         let name = format!("user/max_{kind}_namespaces");
@@ -69,7 +69,7 @@ pub(crate) fn network_namespace() -> String {
     }
 }
 
-/// Landlock is missing, or too old.
+/// When Landlock is missing or too old.
 pub(crate) fn landlock(abi: u32) -> String {
     if abi > 0 {
         return format!("boot Linux 6.12 or newer (version 6 is needed, this is version {abi})");
@@ -88,11 +88,11 @@ pub(crate) fn landlock(abi: u32) -> String {
     }
 }
 
-/// Root's processes cannot be bounded.
+/// When the number of root's processes cannot be limited.
 pub(crate) fn process_limit() -> String {
     "boot a kernel of 6.14 or newer, or run the server as another user".to_owned()
 }
 
-/// Filters of system calls cannot be loaded.
+/// When seccomp filters cannot be loaded.
 pub(crate) const SECCOMP: &str =
     "boot a kernel with CONFIG_SECCOMP_FILTER, or allow seccomp in the container";

@@ -1,52 +1,52 @@
-//! How the re-entered process tells why it gave up.
+//! The status pipe: how the re-entered process reports a failure.
 //!
-//! Invariant: the pipe carries at most one [`Failure`], in one write that the kernel keeps whole; its
-//! end without a word means that the target runs (or that the process was killed, which its exit
-//! status tells). Nothing is ever written once the target has started.
+//! Invariant: the pipe carries at most one [`Failure`], in one atomic write. If it closes without one,
+//! the target runs, or the process was killed, which its exit status shows. Nothing is written once the
+//! target has started.
 
 use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The steps, in the order in which they are carried out.
+/// The steps of a sandbox, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stage {
     /// Read the plan from its memory file.
     ReadPlan = 1,
-    /// Create and lock the placeholders of names that may not come into being.
+    /// Create and lock the placeholders of protected names.
     Placeholders,
-    /// Make the namespaces.
+    /// Create the namespaces.
     Namespaces,
     /// Map the user and group ids.
     Identities,
-    /// Open everything that will be bound, while the host's tree is still the tree.
+    /// Open everything to be bind-mounted, while the host's tree is still visible.
     Sources,
-    /// Cut propagation; make the host's tree read-only.
+    /// Stop mount propagation; make the host's tree read-only.
     Base,
-    /// Make the private file system for skeletons and masks.
+    /// Create the private file system for skeletons and masks.
     Scratch,
-    /// Put binds, masks and skeletons in their places.
+    /// Mount binds, masks and skeletons.
     Tree,
-    /// Mount a fresh `/proc`.
+    /// Mount a new `/proc`.
     Proc,
     /// Make the new tree the root.
     Root,
     /// Compare the finished tree with the plan.
     Proof,
-    /// Limit processes.
+    /// Limit the number of processes.
     Limits,
     /// Enter the working directory.
     WorkingDirectory,
-    /// Give up gaining privileges.
+    /// Set `no_new_privs`.
     NoNewPrivileges,
     /// Enter the Landlock domain.
     Landlock,
     /// Drop capabilities.
     Capabilities,
-    /// Load the seccomp programs.
+    /// Load the seccomp filter.
     Seccomp,
-    /// Close every other descriptor.
+    /// Close all other descriptors.
     Descriptors,
     /// Start the target.
     Execute,
@@ -103,15 +103,15 @@ impl Stage {
 /// Why the target did not start. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// At which step.
+    /// The step that failed.
     pub stage: Stage,
-    /// What the system said; 0 if it was not the system.
+    /// Error number of the system; 0 for other failures.
     pub errno: i32,
-    /// What it was about: a path, mostly.
+    /// What it concerns, usually a path.
     pub message: String,
 }
 
-/// What a file being another one than planned is reported as.
+/// The errno for a file that is not the planned one.
 pub(crate) const CHANGED: i32 = libc::ESTALE;
 
 impl Failure {
@@ -119,18 +119,18 @@ impl Failure {
         Self { stage, errno, message: message.into() }
     }
 
-    /// Whether the program itself could not be executed, or its directory not be entered: the same
-    /// would have happened outside, so it is not a matter of the sandbox.
+    /// Whether the program could not be executed, or its working directory not be entered. The same
+    /// would have happened outside, so the sandbox is not the cause.
     pub fn is_target(&self) -> bool {
         matches!(self.stage, Stage::Execute | Stage::WorkingDirectory)
     }
 
-    /// Whether something was replaced between planning and doing. Preparing again may succeed.
+    /// Whether a file was replaced between planning and building. Preparing again may succeed.
     pub fn is_race(&self) -> bool {
         self.errno == CHANGED && matches!(self.stage, Stage::Sources | Stage::Tree | Stage::Proof)
     }
 
-    /// What the system said.
+    /// The error of the system.
     pub fn io_error(&self) -> io::Error {
         io::Error::from_raw_os_error(self.errno)
     }
@@ -138,7 +138,7 @@ impl Failure {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.stage as u8];
         bytes.extend(self.errno.to_le_bytes());
-        // Short enough for the kernel to write it in one piece.
+        // Short enough for an atomic write.
         bytes.extend(self.message.bytes().take(2048));
         bytes
     }
@@ -179,15 +179,15 @@ impl StatusReader {
         Self(fd)
     }
 
-    /// Waits until the target runs (`None`) or has failed to. Blocks; drop the descriptors that were
-    /// passed on first, or it blocks for good.
+    /// Waits until the target runs (`None`) or has failed. Blocks; drop the passed descriptors first,
+    /// or it blocks for ever.
     pub fn wait(self) -> io::Result<Option<Failure>> {
         let mut bytes = Vec::new();
         std::fs::File::from(self.0).read_to_end(&mut bytes)?;
         Ok(Self::parse(&bytes))
     }
 
-    /// What the bytes of the whole pipe mean, for those who read it without blocking.
+    /// Parses the content of the whole pipe, for callers that read it without blocking.
     pub fn parse(bytes: &[u8]) -> Option<Failure> {
         if bytes.is_empty() {
             return None;
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_survive_the_pipe() {
+    fn failures_round_trip() {
         for stage in Stage::ALL {
             let failure = Failure::new(stage, libc::EROFS, "/srv/app");
             assert_eq!(StatusReader::parse(&failure.encode()), Some(failure));

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filesystem_is_at_hand_once_it_is_known_to_be_local() {
+    fn paths_are_cached_once_their_filesystem_is_known_to_be_local() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "x").unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_filesystems_are_not() {
+    fn kernel_filesystems_are_never_cached() {
         let cached_paths = CachedPaths::default();
         let path = uri(std::path::Path::new("/proc/self/status"));
         for _ in 0..2 {

@@ -89,7 +89,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     #[test]
-    fn a_hook_runs_once_early_or_late() {
+    fn hook_runs_once_before_or_after_cancellation() {
         let (token, ran) = (Cancel::new(), Arc::new(AtomicU32::new(0)));
         let hook = |ran: &Arc<AtomicU32>| {
             let ran = ran.clone();

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_errno_has_its_code_and_a_kind_that_goes_with_it() {
+    fn every_errno_has_a_code_and_a_matching_kind() {
         for errno in 1..=133 {
             let path: PathUri = "/x".parse().unwrap();
             let os = FileError::Os { action: "open".into(), path, errno };

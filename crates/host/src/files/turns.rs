@@ -70,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_share_and_changes_do_not() {
+    fn reads_run_together_and_changes_alone() {
         let turns = Turns::default();
         let (first, second) = (turns.take(Order::Read), turns.take(Order::Read));
         assert!(first.ready() && second.ready());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_given_up_lets_nobody_past_those_before_it() {
+    fn dropped_turn_does_not_let_later_ones_overtake() {
         let turns = Turns::default();
         let first = turns.take(Order::Change);
         let given_up = turns.take(Order::Change);
@@ -105,7 +105,7 @@ mod tests {
     proptest! {
         /// In whatever order turns end, no two that exclude each other run at once.
         #[test]
-        fn changes_are_alone(
+        fn random_turns_exclude_each_other_as_specified(
             orders in proptest::collection::vec(0..4u8, 1..24),
             ends in proptest::collection::vec(any::<proptest::sample::Index>(), 24),
         ) {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandboxed_descendant_is_refused_and_nobody_else() {
+    fn only_sandboxed_descendants_are_refused() {
         let known = [
             (1, None, false),
             (OWN, Some(1), false),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn walls_that_cannot_be_seen_count_as_a_sandbox() {
+    fn unknown_restrictions_count_as_a_sandbox() {
         let admission = admission(true);
         let restrictions = |user: Option<&str>, seccomp_filters| Restrictions {
             user_namespace: user.map(|user| user.as_bytes().to_vec()),
@@ -155,7 +155,7 @@ mod tests {
 
     /// Random process trees, checked against a set model.
     #[test]
-    fn random_trees_are_judged_as_a_model_does() {
+    fn random_trees_are_judged_like_the_model() {
         for seed in 1..=20_000_u64 {
             let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let mut below = |n: usize| {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_socket_is_found_in_every_family() {
+    fn peer_socket_is_found_for_every_address_family() {
         let pairs = [
             ("127.0.0.1:0", "127.0.0.1"),
             ("0.0.0.0:0", "127.0.0.2"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_holds_is_not_found() {
+    fn socket_without_a_holder_is_not_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_are_told_from_others() {
+    fn local_addresses_are_recognized() {
         for local in ["127.0.0.1", "127.3.2.1"] {
             assert!(is_local(local.parse().unwrap()).unwrap(), "{local}");
         }

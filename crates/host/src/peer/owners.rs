@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_of_a_status_is_found_by_its_whole_name() {
+    fn status_field_is_matched_by_its_whole_name() {
         let status = "Name:\tPPid:\t9\nPPid:\t7\nSeccomp:\t2\nSeccomp_filters:\t3\n";
         assert_eq!(field::<i32>(status, "PPid"), Some(7));
         assert_eq!(field::<u32>(status, "Seccomp"), Some(2));

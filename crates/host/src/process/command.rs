@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_name_is_looked_up_in_the_childs_path() {
+    fn bare_name_is_looked_up_in_the_childs_path() {
         assert_eq!(files("ls", Some("/a:/b::c")), ["/a/ls", "/b/ls", "./ls", "c/ls"]);
         assert_eq!(files("ls", None), ["/bin/ls", "/usr/bin/ls"]);
         assert_eq!(files("./ls", Some("/a")), ["./ls"]);

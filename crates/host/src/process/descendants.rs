@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_gone_before_it_is_signalled_is_caught_by_its_group() {
+    async fn processes_that_fork_and_exit_are_killed_by_their_group() {
         DELAY.store(true, Ordering::Relaxed);
         let directory = tempfile::tempdir().unwrap();
         let end = directory.path().join("end");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_read_past_any_name() {
+    fn stat_is_parsed_after_any_process_name() {
         let line = "7 (a) b (c)) T 5 6 9 34816 7 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4242 9 9";
         let pid = Pid::from_raw;
         let stat = Stat { is_stopped: true, parent: pid(5), group: pid(6) };

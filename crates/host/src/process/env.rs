@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_policy_the_client_says_everything() {
+    fn without_a_policy_only_client_variables_are_set() {
         assert_eq!(names(None, &[]), Vec::<String>::new());
         assert_eq!(names(None, &[("A", "1"), ("MY_TOKEN", "2")]), ["A", "MY_TOKEN"]);
     }
 
     #[test]
-    fn a_policy_starts_from_the_server_and_drops_secrets() {
+    fn policy_inherits_from_the_server_and_drops_secrets() {
         let all = EnvPolicy::default();
         assert_eq!(names(Some(&all), &[]), ["EDITOR", "HOME", "LANG", "PATH"]);
         let core = EnvPolicy { inherit: EnvInherit::Core, ..EnvPolicy::default() };
@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_signs_in_with_is_not_inherited() {
+    fn sign_in_credentials_are_not_inherited() {
         let all = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
         assert!(!names(Some(&all), &[]).contains(&"CODEX_API_KEY".to_owned()));
         assert_eq!(names(None, &[("CODEX_API_KEY", "theirs")]), ["CODEX_API_KEY"]);
     }
 
     #[test]
-    fn steps_apply_in_order() {
+    fn policy_steps_apply_in_order() {
         let policy = EnvPolicy {
             ignore_default_excludes: true,
             exclude: vec!["git*".into(), "EDIT?R".into()],
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_own_credentials_are_never_passed_on() {
+    fn server_credentials_are_never_passed_on() {
         let policy = EnvPolicy { ignore_default_excludes: true, ..EnvPolicy::default() };
         let names = names(Some(&policy), &[("NODE_REPL_AUTH_TOKEN", "x")]);
         assert!(names.iter().all(|name| !NEVER_PASSED_ON.contains(&name.as_str())), "{names:?}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_glob_is_an_error() {
+    fn invalid_glob_is_an_error() {
         let policy = EnvPolicy { exclude: vec!["[".into()], ..EnvPolicy::default() };
         build([], Some(&policy), &Env::default()).unwrap_err();
     }

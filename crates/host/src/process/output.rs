@@ -176,7 +176,7 @@ mod tests {
 
     /// A stream that ends yields what was written before, and nothing written meanwhile.
     #[tokio::test]
-    async fn a_stream_that_ends_is_read_to_its_current_end() {
+    async fn ending_stream_is_read_to_its_current_end() {
         let mut random = fastrand::Rng::with_seed(5);
         for len in [0, 1, 100, 4096, 60_000] {
             let (ours, theirs) = rustix::pipe::pipe().unwrap();

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_until_it_was_read_is_not_released_by_sending() {
+    async fn output_retained_until_read_is_not_released_by_sending() {
         let until = RetainUntil::Read;
         for mut store in stores(RetentionLimits { until, ..limits(10, OnFull::Wait) }) {
             push(&mut store, 1, "aaaa").await;
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_was_sent_is_dropped_and_a_full_store_says_so() {
+    async fn only_released_chunks_are_dropped_and_a_full_store_has_no_room() {
         for mut store in stores(limits(10, OnFull::Wait)) {
             push(&mut store, 1, "aaaa").await;
             push(&mut store, 2, "bbbb").await;
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_is_counted_to_the_byte() {
+    async fn dropped_bytes_are_counted_exactly() {
         for mut store in stores(limits(3, OnFull::Drop)) {
             for seq in 1..=9 {
                 assert!(store.room() >= 100);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_are_bounded_in_number_too() {
+    async fn number_of_chunks_is_bounded() {
         for mut store in stores(limits(1000, OnFull::Wait)) {
             for seq in 1..=5 {
                 assert!(store.room() >= 1);
@@ -412,7 +412,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(128))]
         /// Checks the store against a list that drops nothing.
         #[test]
-        fn a_store_holds_what_it_was_asked_to(
+        fn random_operations_match_the_model(
             bytes in 0..100u64,
             chunks in 1..12usize,
             on_full in prop_oneof![3 => Just(OnFull::Wait), 1 => Just(OnFull::Drop)],

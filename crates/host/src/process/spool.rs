@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bytes_come_back_across_the_end_of_the_ring() {
+    async fn reads_wrap_around_the_end_of_the_ring() {
         let mut spool = Spool::create(&std::env::temp_dir(), 0).unwrap();
         let chunk = |n: u8| Bytes::from(vec![n; 300_000]);
         for n in 0..20 {

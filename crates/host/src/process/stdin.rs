@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_retried_write_is_accepted_once() {
+    async fn retried_write_is_accepted_once() {
         let mut stdin = stdin(100);
         for _ in 0..3 {
             assert_eq!(
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_makes_writes_wait_in_order_and_retries_join_them() {
+    async fn writes_wait_in_order_for_a_full_queue_and_retries_join_them() {
         let mut stdin = stdin(4);
         assert_eq!(write(&mut stdin, params("aaa", None, false)), Some(WriteStatus::Accepted));
         assert_eq!(write(&mut stdin, params("bb", Some("b"), false)), None);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_ends_acceptance() {
+    async fn no_write_is_accepted_after_close() {
         let mut stdin = stdin(100);
         assert_eq!(write(&mut stdin, params("a", None, true)), Some(WriteStatus::Accepted));
         assert_eq!(write(&mut stdin, params("b", None, false)), Some(WriteStatus::StdinClosed));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_eof_character_follows_the_bytes_and_leaves_a_terminal_open() {
+    async fn eof_character_follows_the_bytes_and_keeps_the_terminal_open() {
         let mut stdin = stdin(100);
         let (reply, _answer) = oneshot::channel();
         stdin.write(params("a", None, true), reply, Some(4));

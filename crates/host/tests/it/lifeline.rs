@@ -1,4 +1,4 @@
-//! Children die with the process that started them, and with nothing less.
+//! Children die with the process that started them, and only with it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,10 +8,10 @@ use codex_exec_host::process::{ProcessConfig, ProcessHost};
 
 use crate::support::*;
 
-/// A parent-death signal follows the thread that spawned. Whoever asks for a process is on a thread
-/// that may end at any time.
+/// A parent-death signal follows the thread that spawned the child, and a caller's thread may end at
+/// any time.
 #[test]
-fn a_child_outlives_the_thread_that_asked_for_it() {
+fn child_outlives_the_thread_that_started_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_keep_alive(Duration::from_millis(1))
@@ -38,7 +38,7 @@ fn a_child_outlives_the_thread_that_asked_for_it() {
         handles.push(handle);
         pids.push(pid);
     }
-    // Blocking threads come and go too.
+    // Pool threads come and go too.
     runtime.block_on(async {
         for _ in 0..20 {
             tokio::task::spawn_blocking(|| {}).await.unwrap();
@@ -46,7 +46,7 @@ fn a_child_outlives_the_thread_that_asked_for_it() {
         }
     });
     assert!(pids.iter().all(|&pid| is_running(pid)));
-    // The end of the runtime is the end of whoever owned them.
+    // Dropping the runtime drops the owners of the processes.
     drop(runtime);
     for pid in pids {
         eventually("it is gone", || !is_running(pid));
@@ -54,7 +54,7 @@ fn a_child_outlives_the_thread_that_asked_for_it() {
 }
 
 #[test]
-fn a_handle_that_nobody_holds_ends_its_process() {
+fn dropping_the_last_handle_kills_the_process() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let pid = runtime.block_on(async {
         let host = ProcessHost::new(ProcessConfig::default()).unwrap();
@@ -65,7 +65,7 @@ fn a_handle_that_nobody_holds_ends_its_process() {
 }
 
 #[test]
-fn a_killed_process_is_gone_when_its_handle_says_so() {
+fn killed_process_is_gone_when_gone_resolves() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let host = ProcessHost::new(ProcessConfig::default()).unwrap();
@@ -74,7 +74,7 @@ fn a_killed_process_is_gone_when_its_handle_says_so() {
             let pid = read(&handle, 0).await.trim().parse::<u32>().unwrap();
             handle.kill();
             handle.gone().await;
-            // Somebody else's process may have the number by now.
+            // Another process may have the pid by now.
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let ours = format!(" {} ", std::process::id());
             let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -85,7 +85,7 @@ fn a_killed_process_is_gone_when_its_handle_says_so() {
 
 const HELPER: &str = "lifeline::helper_that_is_killed";
 
-/// Not a test: this binary runs it again, and kills it.
+/// Not a test: the test binary runs this again and kills it.
 #[test]
 #[ignore = "a helper of another test"]
 fn helper_that_is_killed() {

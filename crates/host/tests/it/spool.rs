@@ -1,4 +1,4 @@
-//! Output that goes to a file.
+//! Output in a spool file.
 
 use codex_exec_host::process::{ProcessConfig, ProcessHost, StartError};
 use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain, RetainUntil};
@@ -16,14 +16,14 @@ fn config(directory: &std::path::Path) -> ProcessConfig {
 }
 
 #[tokio::test]
-async fn a_spool_has_no_name_and_gives_its_room_back() {
+async fn spool_is_unlinked_and_frees_its_space() {
     let directory = tempfile::tempdir().unwrap();
     let host = ProcessHost::new(config(directory.path())).unwrap();
     let mut params = params("seq 100000; exec sleep 1000");
     params.retain =
         Some(Retain { bytes: 8 << 20, on_full: OnFull::Wait, until: RetainUntil::Sent });
     let handle = start(&host, params).await.unwrap();
-    // Nobody is attached, so nothing is delivered; but it can be read.
+    // Without a subscriber nothing is delivered, but the output can be read.
     let expected: String = (1..=100_000).map(|n| format!("{n}\n")).collect();
     let (mut text, mut after) = (String::new(), 0);
     handle.detach();
@@ -58,7 +58,7 @@ async fn a_spool_has_no_name_and_gives_its_room_back() {
 }
 
 #[tokio::test]
-async fn a_spool_that_cannot_be_had_is_an_error_at_the_start() {
+async fn failed_spool_is_an_error_at_start() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = directory.path().join("nowhere");
     let host = ProcessHost::new(config(&nowhere)).unwrap();

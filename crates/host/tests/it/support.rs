@@ -1,4 +1,4 @@
-//! Processes without a server around them.
+//! Processes without a server.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub(crate) async fn start(
     started.await.unwrap().map(|_| handle)
 }
 
-/// Everything a process has written after a number, once there is something.
+/// All output of a process after a sequence number, once there is some.
 pub(crate) async fn read(handle: &ProcessHandle, after: u64) -> String {
     let params = ReadParams {
         process_id: "p".into(),
@@ -49,7 +49,7 @@ pub(crate) fn is_running(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Waits for something that has no event to wait for. Blocks.
+/// Polls for a condition that has no event. Blocks.
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {

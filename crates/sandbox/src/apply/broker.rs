@@ -1,14 +1,13 @@
-//! Connecting on behalf of the sandbox, where it has the network.
+//! The broker: makes connections for the sandbox, where it has the network.
 //!
-//! The kernel lets whoever sees a socket file connect to it, on a read-only mount as well, and behind
-//! such a file may be a service that acts for its callers: a container engine, a session bus. So with
-//! the network enabled the seccomp program hands every `connect` to the outer process, which makes the
-//! connection itself: to a socket file only if it lies on a mount that the sandbox can write to, to
-//! anything else as asked.
+//! A process that can see a socket file can connect to it, even on a read-only mount, and the service
+//! behind it may act for its callers: a container engine, a session bus. So with the network enabled
+//! the seccomp filter passes every `connect` to the outer process, which makes the connection: to a
+//! socket file only if it is on a mount that the sandbox can write to, to anything else as requested.
 //!
-//! Invariant: what is checked is what is connected to. The socket is a descriptor of this process from
-//! the first look on, the address is a copy, and a socket file is connected to by the descriptor that
-//! was looked at; so nothing that other threads of the caller change meanwhile makes a difference.
+//! Invariant: what is checked is what is connected to. The socket is duplicated into this process
+//! before any check, the address is a copy, and a socket file is connected to through the descriptor
+//! that was checked; so other threads of the caller cannot change anything in between.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,27 +23,27 @@ use rustix::io::Errno;
 
 use super::sys;
 
-/// As many connections as are being made at once; more wait.
+/// Maximum connections being made at once; more wait.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Enough to read an address and to connect.
+/// Stack size of a connecting thread, in bytes.
 const STACK: usize = 128 * 1024;
 
-/// As long as an address can be.
+/// Maximum length of an address, in bytes.
 const ADDRESS: usize = size_of::<libc::sockaddr_storage>();
 
-/// Where the path begins in the address of a socket file.
+/// Offset of the path in the address of a socket file.
 const PATH_AT: usize = std::mem::offset_of!(libc::sockaddr_un, sun_path);
 
 const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
 
-/// Where the calls that the filter hands over arrive.
+/// Receives the calls that the filter passes on.
 #[derive(Debug)]
 pub(super) struct Broker {
     listener: Arc<OwnedFd>,
-    /// One owner for each connection being made.
+    /// One clone for each connection being made.
     busy: Arc<()>,
 }
 
@@ -53,17 +52,17 @@ impl Broker {
         Self { listener: Arc::new(listener), busy: Arc::new(()) }
     }
 
-    /// Becomes readable when there is a call.
+    /// The seccomp listener; readable when there is a call.
     pub(super) fn listener(&self) -> &OwnedFd {
         &self.listener
     }
 
-    /// Whether another call can be taken now.
+    /// Whether another call can be handled now.
     pub(super) fn has_room(&self) -> bool {
         Arc::strong_count(&self.busy) <= MAX_CONNECTIONS
     }
 
-    /// Takes one call, and answers it from a thread of its own: to connect may take long.
+    /// Receives one call and replies from a new thread, since connecting may take long.
     pub(super) fn handle_next(&self) {
         let Ok(call) = Call::receive(&self.listener) else { return };
         let (listener, busy) = (self.listener.clone(), self.busy.clone());
@@ -77,7 +76,7 @@ impl Broker {
     }
 }
 
-/// A `connect` that waits for its result.
+/// A `connect` that waits for its reply.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     id: u64,
@@ -104,7 +103,7 @@ impl Call {
         })
     }
 
-    /// Whether the thread still waits, so that its number is still its own.
+    /// Checks that the thread still waits, so that its id was not reused.
     fn is_waiting(&self, listener: &OwnedFd) -> rustix::io::Result<()> {
         // SAFETY: the request reads a number, which lives across the call.
         let result =
@@ -133,7 +132,7 @@ impl Call {
         let directory = std::fs::read_link(format!("/proc/{}/cwd", self.thread))
             .map_err(|error| errno(&error))?;
         let socket = sys::take_descriptor(process as i32, self.socket)?;
-        // All of the above was of this very process.
+        // Everything above belongs to this process.
         self.is_waiting(listener)?;
         if domain(&socket)? != libc::AF_UNIX {
             return connect(&socket, &address[..length]);
@@ -152,7 +151,7 @@ impl Call {
     }
 }
 
-/// The process that a thread belongs to.
+/// The process of a thread.
 fn process_of(thread: u32) -> rustix::io::Result<u32> {
     let status =
         std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|error| errno(&error))?;
@@ -160,8 +159,8 @@ fn process_of(thread: u32) -> rustix::io::Result<u32> {
     line.and_then(|number| number.trim().parse().ok()).ok_or(Errno::SRCH)
 }
 
-/// The path in the address of a socket file; `None` for one that has no file. Whether such a socket is
-/// one of the sandbox's own cannot be told.
+/// The path in the address of a socket file; `None` for an address without a file. It is unknown
+/// whether such a socket belongs to the sandbox.
 fn socket_file(address: &[u8]) -> Option<&OsStr> {
     let path = address.get(PATH_AT..)?;
     let family = libc::sa_family_t::from_ne_bytes(*address.first_chunk()?);
@@ -169,8 +168,8 @@ fn socket_file(address: &[u8]) -> Option<&OsStr> {
     (i32::from(family) == libc::AF_UNIX && end > 0).then(|| OsStr::from_bytes(&path[..end]))
 }
 
-/// What a path leads to in the tree of the caller. With `..` in it the kernel gives up if something is
-/// renamed anywhere meanwhile.
+/// Opens a path in the caller's tree. If the path contains `..`, the kernel fails with `EAGAIN`
+/// whenever something is renamed meanwhile.
 fn open_in(root: &OwnedFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;

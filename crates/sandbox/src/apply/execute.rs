@@ -1,7 +1,7 @@
-//! Starting the target.
+//! Starts the target.
 //!
-//! Invariant: everything that allocates happens before the child exists; the child shares this
-//! process's memory until it has executed, and only makes system calls.
+//! Invariant: all allocation happens before the child exists; the child shares this process's memory
+//! until it has executed, and only makes system calls.
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -13,13 +13,13 @@ use crate::plan::{Plan, Program, Target};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
 
-/// Where programs are looked for if the environment has no `PATH`, as the C library does.
+/// Search path if the environment has no `PATH`, as in libc.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// What runs a script without a first line, as the C library does.
+/// Runs a script without a `#!` line, as in libc.
 const SHELL: &CStr = c"/bin/sh";
 
-/// Enough for a few system calls.
+/// Stack size of the child, in bytes; enough for a few system calls.
 const CHILD_STACK: usize = 64 * 1024;
 
 pub(super) fn enter(cwd: &Path) -> Result<(), Failure> {
@@ -45,7 +45,7 @@ pub(super) fn set_environment(env: &[(OsString, OsString)]) {
     }
 }
 
-/// Without namespaces: this process confines itself and becomes the target.
+/// Without namespaces: confines this process, which becomes the target.
 pub(super) fn in_place(plan: &Plan, helpers: &[Helper]) -> Result<i32, Failure> {
     let enforcement = &plan.enforcement;
     privileges::limit_processes(enforcement.processes)?;
@@ -73,7 +73,7 @@ pub(super) fn in_place(plan: &Plan, helpers: &[Helper]) -> Result<i32, Failure> 
     }
 }
 
-/// Starts the program in a child; returns once it has executed.
+/// Starts the program in a child; returns once the child has executed it.
 pub(super) fn spawn(program: &Program) -> Result<i32, Failure> {
     let mut image = Image::new(program)?;
     let mut stack = vec![0u8; CHILD_STACK];
@@ -104,13 +104,13 @@ extern "C" fn child(image: *mut libc::c_void) -> libc::c_int {
     sys::exit_now(127)
 }
 
-/// A program as the kernel wants it.
+/// A program in the form that the kernel takes.
 struct Image {
     /// Paths to try, in order.
     candidates: Vec<CString>,
     arguments: Vec<CString>,
     argument_pointers: Vec<*const libc::c_char>,
-    /// A shell, room for its script, and the arguments.
+    /// The shell, a slot for the script, and the arguments.
     shell_pointers: Vec<*const libc::c_char>,
     _environment: Vec<CString>,
     environment_pointers: Vec<*const libc::c_char>,
@@ -169,7 +169,7 @@ impl Image {
         })
     }
 
-    /// Returns only with the reason why nothing was executed.
+    /// Executes the program; returns only if that failed, with the errno.
     fn execute(&mut self) -> i32 {
         reset_signals();
         let mut found = libc::ENOENT;
@@ -183,7 +183,7 @@ impl Image {
                 );
             }
             match last_errno() {
-                // A script without a first line that names its interpreter.
+                // A script without a `#!` line.
                 libc::ENOEXEC => {
                     self.shell_pointers[1] = candidate.as_ptr();
                     // SAFETY: as above; the list ends with the null that ends the arguments.
@@ -197,7 +197,7 @@ impl Image {
                     return last_errno();
                 }
                 libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
-                // Something later in the path may be better, but this is the better reason.
+                // A later directory may have the program, but this is the better error.
                 libc::EACCES => found = libc::EACCES,
                 other => return other,
             }
@@ -215,8 +215,8 @@ fn last_errno() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
-/// Signals as every program expects them: default, and none blocked. The runtime of this executable
-/// ignores broken pipes, and ignoring is inherited.
+/// Resets signals: default actions, none blocked. Rust's runtime ignores SIGPIPE, which children would
+/// inherit.
 fn reset_signals() {
     // SAFETY: the default action is always valid, and the set is emptied before it is used.
     unsafe {

@@ -1,10 +1,10 @@
-//! A sandbox in the foreground: its streams, terminal, group and signals are those of this process, as
-//! of a command that a shell has started.
+//! A sandbox in the foreground: it uses the streams, terminal, process group and signals of this
+//! process, like a command started by a shell.
 //!
-//! Invariant: whatever ends this process ends the sandbox, and whoever signals this process signals
-//! the target. While the target is stopped this process is, so that the shell has its terminal; and the
-//! target goes on when this process does. Nothing inside can signal the rest of the group: Landlock keeps signals in, and where
-//! it does not (before 6.12) the sandbox gets a session, and so a group, of its own.
+//! Invariant: the sandbox ends when this process does, and a signal to this process reaches the target.
+//! While the target is stopped so is this process, so that the shell gets its terminal back; and the
+//! target resumes when this process does. Nothing inside can signal the rest of the group: Landlock
+//! confines signals, and before Linux 6.12 the sandbox gets its own session and group.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,15 +20,15 @@ use crate::launch::Launch;
 use crate::reentry;
 use crate::status::Failure;
 
-/// The first Landlock version that keeps signals inside.
+/// The first Landlock version that confines signals.
 const SIGNAL_SCOPING_ABI: u32 = 6;
 
 impl Launch {
-    /// Runs it to its end as a part of this process's own job: the exit code, 128 and the number of the
-    /// signal if it was killed by one; or why it did not run.
+    /// Runs the sandbox to completion as part of this process's job. Returns the exit code, 128 +
+    /// signal number if a signal killed it; or why it did not run.
     ///
-    /// For a program that does nothing else: signals wait until it returns, and must not find another
-    /// thread that would take them.
+    /// For a program that does nothing else: it blocks signals until it returns, and no other thread
+    /// must receive them.
     pub fn run_in_foreground(mut self) -> io::Result<Result<i32, Failure>> {
         self.args.push(reentry::FOREGROUND.into());
         let own_session = landlock::abi() < SIGNAL_SCOPING_ABI;
@@ -54,7 +54,7 @@ impl Launch {
         let mut moves: Vec<(RawFd, RawFd)> =
             self.descriptors.iter().map(|passed| (passed.fd.as_raw_fd(), passed.number)).collect();
         let place = move || {
-            // First out of the way of the numbers, then to them.
+            // Move the descriptors away from the target numbers first.
             for (fd, _) in &mut moves {
                 // SAFETY: no pointers; a closed number is answered with an error.
                 *fd = check(unsafe { libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, end) })?;
@@ -84,8 +84,8 @@ struct Exit {
     is_killed: bool,
 }
 
-/// The signals of this process, held so that they wait to be looked at. Those by which a terminal
-/// stops a job keep their effect; the one that continues it has its effect in any case.
+/// Blocks the signals of this process, to receive them one by one. Those by which a terminal stops a
+/// job keep their effect, and SIGCONT takes effect in any case.
 struct Signals {
     held: libc::sigset_t,
     before: libc::sigset_t,
@@ -95,7 +95,7 @@ impl Signals {
     fn hold() -> Self {
         // SAFETY: the sets are filled before they are used, and the default action is always valid.
         unsafe {
-            // An ignored child would leave nothing to wait for.
+            // If SIGCHLD were ignored, there would be nothing to wait for.
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             let (mut held, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut held);
@@ -135,7 +135,7 @@ impl Signals {
                 resume_target(pid, holder.take());
                 continue;
             }
-            // What a terminal sends, it sends to the whole group.
+            // A terminal signals the whole group.
             let is_ours_alone = info.si_code <= 0 || own_session;
             if signal > 0 && signal != libc::SIGCHLD && is_ours_alone {
                 // SAFETY: no pointers; the child was not reaped, so the number is its own.
@@ -144,7 +144,7 @@ impl Signals {
         }
     }
 
-    /// What was told before this process was continued is over: the target is continued with it.
+    /// Discards stop reports from before this process was resumed: the target is resumed too.
     fn discard_stop_signals(&self) {
         let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the set is filled before it is used; nothing is written; all of it is blocked.
@@ -157,12 +157,12 @@ impl Signals {
     }
 }
 
-/// By which the outer process tells this one, with the target's number, that the target has stopped. Whoever
-/// else would get it ignores it.
+/// The signal by which the outer process reports, with the target's pid, that the target has stopped.
+/// By default it is ignored.
 const STOPPED: i32 = libc::SIGURG;
 
-/// Stops this process, as the target has stopped: the shell that waits for it takes its terminal back.
-/// Returns, when it is continued, whom the terminal had listened to, if that is a group inside.
+/// Stops this process because the target has stopped, so that the shell takes its terminal back. When
+/// resumed, returns the previous foreground group, if that is a group inside.
 fn stop() -> Option<Pid> {
     let holder = rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
     // SAFETY: no pointers.
@@ -170,7 +170,7 @@ fn stop() -> Option<Pid> {
     holder.filter(|holder| Some(*holder) != own_group())
 }
 
-/// Continues the target, which has its terminal again if this group has got it.
+/// Resumes the target, and gives it the terminal back if this group has it.
 fn resume_target(child: i32, holder: Option<Pid>) {
     if let (Some(holder), TerminalHolder::ThisGroup) = (holder, TerminalHolder::current()) {
         give_terminal(holder);
@@ -181,7 +181,7 @@ fn resume_target(child: i32, holder: Option<Pid>) {
 
 fn is_stopped(pid: i32) -> bool {
     let text = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it may hold anything.
+    // The name in parentheses may contain anything.
     let state = text.iter().rposition(|&byte| byte == b')').and_then(|end| text.get(end + 2));
     state == Some(&b'T')
 }
@@ -195,12 +195,12 @@ impl Drop for Signals {
     }
 }
 
-/// Whether this group is the one that the terminal listens to: a shell inside may have changed that,
-/// and cannot name the group that it got the terminal from.
+/// Whether this group was the terminal's foreground group. A shell inside may change that, and cannot
+/// restore it, because it has no id for the group outside.
 struct Foreground(bool);
 
-/// How often, and how long apart, it is looked whether the processes inside are gone, after the
-/// sandbox was killed.
+/// Checks whether the processes inside are gone after the sandbox was killed, and the pause between
+/// them.
 const MAX_CHECKS: u32 = 100;
 const CHECK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -210,9 +210,9 @@ impl Foreground {
         Self(foreground.is_some() && foreground == own_group())
     }
 
-    /// Takes the terminal back from a group inside, which has died out by now, or, if the sandbox was
-    /// killed, is about to. A living group is one outside: the shell has taken the terminal itself,
-    /// because this job was stopped or goes on in the background, and would not survive its loss.
+    /// Takes the terminal back from a group inside, which is gone or, if the sandbox was killed, about
+    /// to be. A living group is outside: the shell has taken the terminal itself, because this job was
+    /// stopped or is in the background, and must keep it.
     fn reclaim(self, is_dying: bool) {
         if !self.0 {
             return;
@@ -228,18 +228,18 @@ impl Foreground {
     }
 }
 
-/// Whom the terminal listens to.
+/// The terminal's foreground group.
 enum TerminalHolder {
     ThisGroup,
-    /// Nobody is left of the group.
+    /// A group without processes.
     Empty,
-    /// Or there is no telling.
+    /// Another group, or an unknown one.
     Another,
 }
 
 impl TerminalHolder {
     fn current() -> Self {
-        // Fails for a group that this PID namespace has no number for.
+        // Fails for a group without an id in this PID namespace.
         let Ok(group) = rustix::termios::tcgetpgrp(rustix::stdio::stdin()) else {
             return Self::Another;
         };
@@ -260,7 +260,7 @@ fn take_terminal() {
 }
 
 fn give_terminal(group: Pid) {
-    // From the background that would stop this process, unless it does not want to hear of it.
+    // From the background this would stop the process, unless SIGTTOU is ignored.
     // SAFETY: both actions are always valid.
     let before = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
     let _ = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), group);
@@ -268,24 +268,24 @@ fn give_terminal(group: Pid) {
     unsafe { libc::signal(libc::SIGTTOU, before) };
 }
 
-/// None where its leader lives outside the PID namespace, which has no number for it then.
+/// `None` if the group leader is outside the PID namespace.
 fn own_group() -> Option<Pid> {
     // SAFETY: takes nothing and gives a number, which rustix takes for never 0.
     Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
-/// Signals that somebody sends to the outer process alone, on their way to the target.
+/// Forwards signals sent to the outer process alone to the target.
 pub(super) struct SignalForwarder {
     pub(super) fd: OwnedFd,
-    /// Tells that the target has stopped.
+    /// Readable when the target has stopped.
     pub(super) stop_pipe: OwnedFd,
     inner: i32,
-    /// Who started this process, and sends it signals.
+    /// The process that started this one and signals it.
     parent: i32,
 }
 
 impl SignalForwarder {
-    /// To be made while every signal is blocked.
+    /// Call it while every signal is blocked.
     pub(super) fn new(stop_pipe: OwnedFd, inner: i32) -> rustix::io::Result<Self> {
         use std::os::fd::FromRawFd;
         // SAFETY: the set is filled before it is used; the descriptor is new and nobody else's.
@@ -301,8 +301,8 @@ impl SignalForwarder {
         }
     }
 
-    /// Hands those that have come to the inner process, marked as queued: whatever its group is sent
-    /// the inner process gets as well, unmarked.
+    /// Forwards pending signals to the inner process, marked as queued: it also receives the signals of
+    /// its group, unmarked.
     pub(super) fn forward(&self, inner: &impl AsRawFd) {
         let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
         while rustix::io::read(&self.fd, &mut bytes) == Ok(bytes.len()) {
@@ -310,11 +310,11 @@ impl SignalForwarder {
             let info = unsafe {
                 std::ptr::read_unaligned(bytes.as_ptr().cast::<libc::signalfd_siginfo>())
             };
-            // Sent by the kernel, for the terminal say, it is sent to the whole group.
+            // Signals from the kernel, for the terminal for example, go to the whole group.
             if info.ssi_code > 0 {
                 continue;
             }
-            // A shell continues the whole group. The target goes on once it has its terminal again.
+            // A shell resumes the whole group. The target resumes once it has its terminal again.
             if info.ssi_signo as i32 == libc::SIGCONT && info.ssi_pid as i32 != self.parent {
                 continue;
             }
@@ -334,7 +334,7 @@ impl SignalForwarder {
         }
     }
 
-    /// Tells the parent that the target has stopped, if it has not been continued since.
+    /// Reports to the parent that the target has stopped, unless it has been resumed since.
     pub(super) fn report_stop(&self) {
         let _ = rustix::io::read(&self.stop_pipe, &mut [0; 64]);
         let Some(target) = self.target().filter(|target| is_stopped(*target)) else { return };
@@ -343,7 +343,7 @@ impl SignalForwarder {
         unsafe { libc::sigqueue(self.parent, STOPPED, value) };
     }
 
-    /// The first that the inner process has started, and the first in its list.
+    /// The first child of the inner process.
     fn target(&self) -> Option<i32> {
         let children = format!("/proc/{0}/task/{0}/children", self.inner);
         std::fs::read_to_string(children).ok()?.split_ascii_whitespace().next()?.parse().ok()

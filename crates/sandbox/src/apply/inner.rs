@@ -1,8 +1,8 @@
-//! The inner process: first of its PID namespace. Builds the sandbox around itself, starts the
-//! target, reaps.
+//! The inner process, PID 1 of its PID namespace: builds the sandbox around itself, starts the target,
+//! reaps.
 //!
-//! Invariant: it is confined by everything the target is confined by, before the target exists; the
-//! target inherits, it is not trusted to lock itself in.
+//! Invariant: every restriction of the target applies to this process before the target exists; the
+//! target inherits them and is not trusted to set them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -43,16 +43,16 @@ pub(super) fn run(
         }
         None => privileges::load_seccomp(&plan.seccomp)?,
     }
-    // Nobody inside may look into this process, though it holds nothing of value. Not before the outer
-    // process, which may have no more rights over it, has taken what it needs.
+    // Nothing inside may inspect this process. Not earlier, because the outer process may need the
+    // right to take the listener.
     sys::prctl(libc::PR_SET_DUMPABLE, 0).map_err(during(Stage::Capabilities))?;
     match &plan.target {
         Target::Program(program) => {
             sys::close_from(3, true).map_err(during(Stage::Descriptors))?;
             let target = execute::spawn(program)?;
-            // The target has the streams, and has closed the status pipe: so here too. The locks stay,
-            // for they have to outlive an outer process that is killed; and files, which have no end that
-            // somebody could wait for.
+            // Close the streams, which belong to the target, and the status pipe, which the target has
+            // closed. The locks stay open, because they must outlive a killed outer process; so do
+            // files, whose end no reader waits for.
             let mut open = held.descriptors();
             open.extend(stop_pipe.map(AsRawFd::as_raw_fd));
             open.extend(reopened.descriptors());
@@ -73,14 +73,14 @@ pub(super) fn run(
     }
 }
 
-/// Waits until the ids are mapped, and makes sure to be killed when the outer process is.
+/// Waits until the ids are mapped, and asks to be killed with the outer process.
 fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
     let failed = during(Stage::Identities);
     sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64).map_err(&failed)?;
     let mut byte = [0];
     let told = rustix::io::read(ready, &mut byte).map_err(&failed)?;
-    // The outer process may have died before the line above the last: its end of the pipe, which it
-    // keeps for life, tells.
+    // The outer process may have died before PDEATHSIG was set; it holds its end of the pipe open for
+    // life, so HUP shows that.
     let mut fds = [PollFd::new(ready, PollFlags::empty())];
     let polled = poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
     polled.map_err(&failed)?;
@@ -90,8 +90,8 @@ fn die_with_parent(ready: &OwnedFd) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the outer process the number of the descriptor at which connections are asked for, and waits
-/// until it has taken it.
+/// Sends the number of the seccomp listener to the outer process, and waits until it has duplicated the
+/// descriptor.
 fn send_listener(listener: &OwnedFd, pipe: &OwnedFd, ready: &OwnedFd) -> Result<(), Failure> {
     let failed = during(Stage::Seccomp);
     let number = listener.as_raw_fd().to_ne_bytes();
@@ -102,8 +102,8 @@ fn send_listener(listener: &OwnedFd, pipe: &OwnedFd, ready: &OwnedFd) -> Result<
     }
 }
 
-/// Reaps whatever dies until the target has; then this process ends and the kernel kills the rest. Tells
-/// whenever the target has stopped, if anybody is to know.
+/// Reaps until the target has exited; then this process ends and the kernel kills the rest. Reports
+/// each stop of the target, if requested.
 fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
     let flags =
         libc::WNOHANG | libc::__WALL | if stop_pipe.is_some() { libc::WUNTRACED } else { 0 };
@@ -135,10 +135,10 @@ fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
     }
 }
 
-/// The server signals the group of its child. A target that is still in that group has got the
-/// signal itself; one that has made its own group, as a shell with job control does, has not. A
-/// queued signal was sent to the outer process alone, so the target has not got it in any case. When the
-/// shell of a stopped job ends, or its terminal, the kernel tells the job's group only.
+/// Forwards a signal to the target. The server signals the group of its child: a target in that group
+/// has received the signal already; one with its own group, such as a shell with job control, has not.
+/// A queued signal was sent to the outer process alone, so the target never has it. When the shell of a
+/// stopped job ends, or its terminal, the kernel signals only the job's group.
 fn forward_signal(target: i32, signal: i32, information: &libc::siginfo_t) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };

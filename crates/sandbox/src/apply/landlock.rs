@@ -1,7 +1,7 @@
-//! Landlock: the second wall, and the only one where there are no namespaces.
+//! Landlock: a second layer besides namespaces, or the only one without them.
 //!
-//! Invariant: as the only wall, and with full assurance, everything asked for has to be enforced; else
-//! it takes the best the kernel has, none included.
+//! Invariant: as the only layer, and at full assurance, everything must be enforced; otherwise this
+//! uses what the kernel has, possibly nothing.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
@@ -15,10 +15,10 @@ use crate::capabilities::NEEDED_LANDLOCK;
 use crate::plan::{Grant, Isolation, Plan};
 use crate::status::{Failure, Stage};
 
-/// The newest version whose rights are understood here.
+/// The newest Landlock version whose rights are known here.
 const NEWEST: ABI = ABI::V6;
 
-/// The version of the kernel's Landlock, 0 if there is none.
+/// The kernel's Landlock version, 0 without Landlock.
 pub(crate) fn abi() -> u32 {
     const ASK_VERSION: u32 = 1;
     // SAFETY: with this flag the call takes no attributes and answers the version.
@@ -57,12 +57,12 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
         .scope(Scope::from_all(NEWEST))
         .and_then(Ruleset::create)
         .map_err(failed)?
-        // A rule for a file may name rights that only directories have.
+        // A rule for a file may include rights that only directories have.
         .set_compatibility(CompatLevel::BestEffort);
     for rule in enforcement.rules.iter().flatten() {
         let fd = match PathFd::new(&rule.path) {
             Ok(fd) => fd,
-            // A rule grants; for what is not there, or not to be entered, it has nothing to grant.
+            // A rule for a path that is missing or cannot be entered has nothing to grant.
             Err(_) if std::fs::symlink_metadata(&rule.path).is_err() => continue,
             Err(error) => {
                 let failure = at(Stage::Landlock, &rule.path)(rustix::io::Errno::ACCESS);

@@ -1,12 +1,12 @@
-//! Apply: the plan as system calls, in execution order.
+//! Apply: carries out the plan as system calls, in order.
 //!
-//! Three processes. The *outer* one is the server's child: it stays on the host, creates the
-//! placeholders, makes the namespaces, waits, and tidies up. The *inner* one is the first process of
-//! the new PID namespace: it builds the tree, closes every door behind itself, starts the target and
-//! reaps. The *target* is the command. Each step is a [`Stage`], in order.
+//! Three processes. The *outer* process is the server's child: it stays on the host, creates the
+//! placeholders and the namespaces, waits, and cleans up. The *inner* process is PID 1 of the new PID
+//! namespace: it builds the tree, confines itself, starts the target and reaps. The *target* is the
+//! command. Each step is a [`Stage`], in order.
 //!
-//! Invariant: a step that fails ends everything before the target has run, with a [`Failure`] on the
-//! status pipe.
+//! Invariant: a failed step ends everything before the target has run, with a [`Failure`] on the status
+//! pipe.
 
 mod broker;
 mod execute;
@@ -35,31 +35,31 @@ use crate::plan::{Isolation, Plan};
 use crate::reentry::{self, Helper};
 use crate::status::{Failure, Stage};
 
-/// What the process exits with if it fails before the target runs.
+/// Exit code for a failure before the target runs.
 const FAILED: i32 = 126;
 
-/// Names the step and the object of a failed call.
+/// Adds the step and the path to the error of a failed call.
 fn at<'a>(stage: Stage, what: &'a Path) -> impl Fn(Errno) -> Failure + 'a {
     move |errno| Failure::new(stage, errno.raw_os_error(), what.display().to_string())
 }
 
-/// Names the step of a failed call.
+/// Adds the step to the error of a failed call.
 fn during(stage: Stage) -> impl Fn(Errno) -> Failure {
     move |errno| Failure::new(stage, errno.raw_os_error(), "")
 }
 
-/// Where failures are reported.
+/// The pipe for failures.
 struct Status(OwnedFd);
 
 impl Status {
     fn fail(&self, failure: &Failure) -> ! {
-        // A server that has stopped listening does not need to know.
+        // The server may have stopped reading.
         let _ = rustix::io::write(&self.0, &failure.encode());
         sys::exit_now(FAILED)
     }
 }
 
-/// The whole life of the re-entered process.
+/// Body of the re-entered process.
 pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
     if mode == reentry::Mode::Spare {
         spare::wait_for_launch();
@@ -95,7 +95,7 @@ pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
     }
 }
 
-/// A descriptor the server passed at a fixed number.
+/// A descriptor that the server passed at a fixed number.
 fn inherited(number: i32) -> Option<OwnedFd> {
     // SAFETY: only the flags are asked for; a closed number is answered with an error.
     let there = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
@@ -111,7 +111,7 @@ fn read_plan(fd: &OwnedFd) -> Result<Plan, Failure> {
     let mut bytes = vec![0; size];
     let mut filled = 0;
     while filled < size {
-        // From the start, wherever the writer left the common offset.
+        // Read from the start; the file offset is shared with the writer.
         match rustix::io::pread(fd, &mut bytes[filled..], filled as u64).map_err(&failed)? {
             0 => break,
             read => filled += read,

@@ -1,12 +1,12 @@
 //! The empty network: one network namespace for all sandboxes of a server that have no network.
 //!
-//! Making a network namespace costs more than all the rest of a sandbox, and one without a usable
-//! interface is like any other. So the server has one made, and every sandbox without network enters
-//! it. There is nothing in it to meet in: its loopback is down, and the seccomp program of everyone in
-//! it refuses every socket that could be bound or connected.
+//! Creating a network namespace costs more than the rest of a sandbox, and all namespaces without a
+//! usable interface are alike. So the server creates one, and every sandbox without network enters it.
+//! Sandboxes cannot communicate in it: its loopback is down, and their seccomp filters refuse every
+//! socket that could be bound or connected.
 //!
-//! Invariant: nobody in it has a capability over it. It belongs to the server's own user namespace, or
-//! to one made for the purpose that no sandboxed process is in.
+//! Invariant: no process in it has capabilities over it. It belongs to the server's own user namespace,
+//! or to one created for it that no sandboxed process is in.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -24,18 +24,18 @@ use crate::status::{Failure, Stage};
 pub(crate) struct EmptyNetwork {
     /// The network namespace.
     pub(crate) network: Arc<OwnedFd>,
-    /// The user namespace it belongs to, which has to be entered first; none for root.
+    /// The user namespace that owns it, to be entered first; `None` for root.
     pub(crate) user: Option<Arc<OwnedFd>>,
 }
 
 impl EmptyNetwork {
-    /// Has one made by a child process, which then ends. `None` where it cannot be: every sandbox
-    /// makes its own then.
+    /// Creates one in a child process, which then exits. `None` if that fails; then every sandbox
+    /// creates its own.
     pub(crate) fn make() -> Option<Self> {
         let root = rustix::process::geteuid().is_root();
         let user = if root { 0 } else { libc::CLONE_NEWUSER };
-        // It ends by itself when its parent does: a death signal would come too late for a parent that is
-        // killed before the child has asked for it.
+        // The child exits when the pipe closes: a parent-death signal would not be set yet if the
+        // parent is killed early.
         let (end, parent) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()?;
         // SAFETY: the child closes a descriptor of its own and makes two system calls, the second of
         // which never returns.
@@ -71,7 +71,8 @@ pub(super) fn enter(network: &OwnedFd, user: Option<&OwnedFd>) -> Result<(), Fai
         use std::os::fd::AsFd;
         if let Some(user) = user {
             move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
-            // Entering made this process opaque, to its own child's id maps too.
+            // Entering cleared the dumpable flag, which this process needs to write its child's id
+            // maps.
             sys::prctl(libc::PR_SET_DUMPABLE, 1)?;
         }
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))

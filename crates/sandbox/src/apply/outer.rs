@@ -1,7 +1,7 @@
 //! The outer process: the server's child, which stays on the host.
 //!
 //! Invariant: it lives until the last process of the sandbox is gone, whatever catchable signal its
-//! group receives, so that the exit code is the target's and nothing is left behind; and the sandbox
+//! group receives, so that it returns the target's exit code and leaves nothing behind; and the sandbox
 //! never outlives it (the inner process dies with its parent).
 
 use std::fs;
@@ -22,15 +22,15 @@ use crate::status::{Failure, Stage};
 const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
 
-/// What the server gave besides the plan.
+/// Descriptors and settings from the server, besides the plan.
 pub(super) struct Inherited {
-    /// Its end means that the server is gone.
+    /// Closes when the server is gone.
     pub(super) lifeline: Option<OwnedFd>,
-    /// The empty network.
+    /// The empty network namespace.
     pub(super) network: Option<OwnedFd>,
-    /// The user namespace it belongs to.
+    /// The user namespace that owns it.
     pub(super) user: Option<OwnedFd>,
-    /// Signals for the target are sent to this process alone, not to its group.
+    /// Signals for the target go to this process alone, not to its group.
     pub(super) foreground: bool,
 }
 
@@ -41,14 +41,15 @@ pub(super) fn run(
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     if inherited.lifeline.is_some() {
-        // The server's end is told by the lifeline, so that there is time to tidy up.
+        // The lifeline reports the end of the server, which leaves time to clean up.
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
     let held = HeldPlaceholders::create(&plan.enforcement.tree.placeholders)?;
     let Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe } =
         start(plan, status, inherited, &held, helpers).inspect_err(|_| held.release())?;
     let _ = rustix::io::write(&ready_sender, b"!");
-    // From here on only the inner process may speak, and only it and the target hold the streams.
+    // From here on only the inner process reports failures, and only it and the target hold the
+    // streams.
     close_streams();
     let forwarder = stop_pipe.and_then(|stop_pipe| SignalForwarder::new(stop_pipe, pid).ok());
     let broker =
@@ -56,7 +57,7 @@ pub(super) fn run(
     if broker.is_some() {
         let _ = rustix::io::write(&ready_sender, b"!");
     } else if listener_pipe.is_some() {
-        // It has ended, or would wait for ever.
+        // The inner process has ended, or would wait for ever.
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
     let (lifeline, forwarder) = (inherited.lifeline.as_ref(), forwarder.as_ref());
@@ -71,11 +72,11 @@ pub(super) fn run(
 struct Inner {
     pid: i32,
     pidfd: OwnedFd,
-    /// Tells it that its ids are mapped, and by its end that this process has gone.
+    /// Signals that the ids are mapped; closes when this process is gone.
     ready_sender: OwnedFd,
-    /// Tells the number of its descriptor at which connections are asked for, if they are.
+    /// Receives the number of the seccomp listener, if there is one.
     listener_pipe: Option<OwnedFd>,
-    /// Tells whenever the target has stopped, if that is to be known.
+    /// Reports each stop of the target, if requested.
     stop_pipe: Option<OwnedFd>,
 }
 
@@ -137,7 +138,7 @@ fn start(
     Ok(Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe })
 }
 
-/// Takes the descriptor at which the inner process has connections asked for. None if it ended before.
+/// Duplicates the seccomp listener of the inner process. `None` if that has ended.
 fn receive_listener(listener_pipe: &OwnedFd, pid: i32) -> Option<Broker> {
     let mut number = [0; size_of::<i32>()];
     let read = rustix::io::retry_on_intr(|| rustix::io::read(listener_pipe, &mut number)).ok()?;
@@ -145,7 +146,7 @@ fn receive_listener(listener_pipe: &OwnedFd, pid: i32) -> Option<Broker> {
     sys::take_descriptor(pid, number).ok().map(Broker::new)
 }
 
-/// Gives the streams and the status pipe away: the target alone decides when they end.
+/// Closes the streams and the status pipe: only the target holds them open.
 fn close_streams() {
     for number in [0, 1, 2, crate::reentry::STATUS] {
         // SAFETY: the numbers are the ones this process was given; it uses none of them any more, and
@@ -162,20 +163,20 @@ struct Supervisor<'a> {
     broker: Option<&'a Broker>,
 }
 
-/// What came of waiting.
+/// Why a wait ended.
 struct WakeReasons {
     /// The inner process is gone.
     ended: bool,
-    /// The server is.
+    /// The server is gone.
     server_gone: bool,
-    /// Connections are asked for.
+    /// A process inside wants to connect.
     connections_pending: bool,
     /// The target has stopped.
     stopped: bool,
 }
 
 impl Supervisor<'_> {
-    /// Until the inner process is gone, or the server: then it has to go too.
+    /// Runs until the inner process is gone, or until the server is; then it kills the inner process.
     fn run(&self) {
         if self.lifeline.is_none() && self.broker.is_none() {
             return;
@@ -203,9 +204,9 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Until something happens; connections count only while there is room for more.
+    /// Waits for an event; for connections only while the broker has room.
     fn wait(&self, broker: Option<&Broker>) -> rustix::io::Result<WakeReasons> {
-        // Each has its place, whether there is one or not.
+        // Each has a fixed index, present or not.
         let absent = (self.pidfd, PollFlags::empty());
         let mut fds = [
             (self.pidfd, PollFlags::IN),
@@ -215,7 +216,7 @@ impl Supervisor<'_> {
             self.forwarder.map_or(absent, |forwarder| (&forwarder.stop_pipe, PollFlags::IN)),
         ]
         .map(|(fd, flags)| PollFd::new(fd, flags));
-        // Without room for a call it is looked again soon.
+        // Without room for a call, check again soon.
         let full = self.broker.is_some() && broker.is_none();
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         poll(&mut fds, full.then_some(&soon))?;
@@ -230,7 +231,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// The exit code of a child, 128 and the signal for one that was killed.
+/// Waits for a child and returns its exit code, 128 + signal number if it was killed.
 pub(super) fn wait(pid: i32) -> i32 {
     let mut status = 0;
     loop {
@@ -245,12 +246,12 @@ pub(super) fn wait(pid: i32) -> i32 {
     }
 }
 
-/// What a wait status is as an exit code.
+/// Converts a wait status to an exit code.
 pub(super) fn exit_code(status: i32) -> i32 {
     if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
 }
 
-/// Every id stands for itself. All of them where this process may say so (root), else its own.
+/// Maps ids to themselves: all ids if this process may do that (root), else its own.
 pub(super) fn map_identities(pid: i32) -> io::Result<()> {
     let write = |name: &str, text: &str| fs::write(format!("/proc/{pid}/{name}"), text);
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -270,7 +271,7 @@ fn own_group(pid: i32, group: rustix::process::Gid) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/gid_map"), format!("{0} {0} 1\n", group.as_raw()))
 }
 
-/// The ids of this process's own namespace, each onto itself.
+/// An identity map of all ids of this process's namespace.
 fn identity_map(path: &str) -> io::Result<String> {
     let mut map = String::new();
     for line in fs::read_to_string(path)?.lines() {

@@ -1,15 +1,15 @@
-//! Placeholders: names that may not come into being, held by an empty directory while a sandbox runs.
+//! Placeholders: empty directories that hold protected names while a sandbox runs.
 //!
-//! A mount needs something to be mounted on. So the name is created on the host, recognizable by its
-//! mode, and locked (shared) by every sandbox that uses it; whoever ends last gets the exclusive lock
-//! and removes it. The kernel drops the locks of a process that dies in any way, so a placeholder
-//! that was left behind is free to be removed, or taken over by the next sandbox. Directories that have to
-//! be made on the way to it have the same mode, and count as missing while they hold nothing else.
+//! A mount needs a mount point. So the name is created on the host as a directory, recognizable by its
+//! mode, and locked (shared) by every sandbox that uses it; the last one to end gets the exclusive lock
+//! and removes it. The kernel drops the locks of a dead process, so a placeholder that was left behind
+//! can be removed, or reused by the next sandbox. Parent directories that have to be created have the
+//! same mode, and count as missing while they contain nothing else.
 //!
-//! On the host it is an empty directory like any other: whoever puts something into it (`git init`) makes
-//! it real, and it stays. Inside, something read-only is mounted on it.
+//! On the host it is an ordinary empty directory: if a process puts something into it (`git init`), it
+//! becomes an ordinary directory and stays. Inside, something read-only is mounted on it.
 //!
-//! Invariant: nothing is ever removed but an empty directory of such a mode whose exclusive lock is held.
+//! Invariant: only an empty directory of this mode is removed, while its exclusive lock is held.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,44 +24,44 @@ use super::{at, sys};
 use crate::plan::Placeholder;
 use crate::status::{Failure, Stage};
 
-/// As directories usually are, and sticky, which means nothing where only the owner can write: nobody
-/// else makes one.
+/// An ordinary directory mode plus the sticky bit, which has no effect where only the owner can write,
+/// so that other programs do not use it.
 pub const MODE: u32 = 0o1755;
 
-/// The bits that a placeholder is known by. The others come from where it is made: a set-group-ID
-/// directory passes its bit on, a default access list takes others away.
+/// The bits that identify a placeholder. Others depend on the parent: a set-group-ID directory passes
+/// its bit on, and a default ACL may remove bits.
 const IDENTIFYING_BITS: u32 = 0o1022;
 
-/// As many directories below each other as are looked into for whether they hold names only.
+/// Maximum depth to which a directory is searched for anything but placeholders.
 const MAX_NESTING: usize = 64;
 
-/// How often a way is made again that others remove: each time one of them has just ended.
+/// Retries to create parent directories that other sandboxes, which have just ended, remove.
 const PARENT_RETRIES: u32 = 100;
 
-/// How often in all, and how long apart, exclusive locks are tried for after a sandbox was killed: its
-/// processes are dying, which takes the kernel some time.
+/// Attempts in total, and the pause between them, to get exclusive locks after a sandbox was killed:
+/// its processes take some time to die.
 const SWEEP_TRIES: u32 = 200;
 const SWEEP_PAUSE: Duration = Duration::from_millis(2);
 
-/// How often the shared lock is tried for, as long apart.
+/// Attempts to get the shared lock, with the same pause.
 const LOCK_TRIES: u32 = 50;
 
-/// The placeholders of one sandbox.
+/// The placeholders that one sandbox holds.
 pub(super) struct HeldPlaceholders {
     names: Vec<HeldName>,
 }
 
 enum HeldName {
-    /// Ours, with others perhaps.
+    /// A placeholder, possibly shared with other sandboxes.
     Placeholder { parent: OwnedFd, lock: OwnedFd, placeholder: Placeholder },
-    /// Something real is there by now.
+    /// Something else exists by now.
     Existing,
-    /// Cannot be created by this user, so neither by the target.
+    /// This user cannot create it, so neither can the target.
     Impossible,
 }
 
 impl HeldPlaceholders {
-    /// Creates and locks what is not there.
+    /// Creates and locks the placeholders of missing names.
     pub(super) fn create(placeholders: &[Placeholder]) -> Result<Self, Failure> {
         if placeholders.is_empty() {
             return Ok(Self { names: Vec::new() });
@@ -83,17 +83,17 @@ impl HeldPlaceholders {
         }
     }
 
-    /// Whether there is something at this name to be mounted over.
+    /// Whether there is a file to mount over.
     pub(super) fn exists(&self, index: usize) -> bool {
         !matches!(self.names.get(index), None | Some(HeldName::Impossible))
     }
 
-    /// Whether it is a placeholder rather than something real.
+    /// Whether it is a placeholder and not something else.
     pub(super) fn is_placeholder(&self, index: usize) -> bool {
         matches!(self.names.get(index), Some(HeldName::Placeholder { .. }))
     }
 
-    /// The locks, which have to stay open for as long as anything runs inside.
+    /// The locks, which must stay open while anything runs inside.
     pub(super) fn descriptors(&self) -> Vec<i32> {
         let locks = self.names.iter().filter_map(|name| match name {
             HeldName::Placeholder { lock, .. } => Some(lock.as_raw_fd()),
@@ -104,7 +104,7 @@ impl HeldPlaceholders {
         locks
     }
 
-    /// Removes what nobody else holds.
+    /// Removes the placeholders that no other sandbox holds.
     pub(super) fn release(&self) {
         for name in &self.names {
             if let HeldName::Placeholder { parent, lock, placeholder } = name {
@@ -121,7 +121,7 @@ fn acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
     let mut tries = PARENT_RETRIES;
     loop {
         match try_acquire(placeholder) {
-            // Another sandbox has ended, and has removed the way that both need.
+            // Another sandbox has just ended and removed the parent directories.
             Err(Errno::NOENT) if tries > 0 => tries -= 1,
             held => return held,
         }
@@ -134,7 +134,7 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
     };
     let mut parent = sys::open_absolute(&placeholder.parent)?;
     for name in between {
-        // Directories that the target could have made itself.
+        // The target could have created these directories itself.
         match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return check_impossible(&parent, errno),
@@ -142,7 +142,7 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         parent = rustix::fs::openat(&parent, &**name, flags, Mode::empty())?;
     }
-    // Each round is lost only to another sandbox that has just removed the name.
+    // Each retry means that another sandbox has just removed the name.
     loop {
         match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -163,8 +163,8 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
     }
 }
 
-/// Removes the directories on the way to a name, as far as nobody uses them: they are empty, and no
-/// sandbox holds the name of one. What has become somebody's is left as they would have made it.
+/// Removes the parent directories of a name, if they are empty and no sandbox holds one of them. A
+/// directory that is in use by now gets an ordinary mode and stays.
 fn remove_created_parents(placeholder: &Placeholder) {
     for names in (1..placeholder.missing.len()).rev() {
         let path = placeholder.path_to(names);
@@ -192,9 +192,9 @@ fn remove_created_parents(placeholder: &Placeholder) {
     }
 }
 
-/// Takes the lock that says the placeholder is in use. Only its removal holds it exclusively, for an
-/// instant. Whoever else does, a process that can write around the placeholder, could take the
-/// placeholder away just as well; it is not waited for, and at worst leaves an empty directory behind.
+/// Takes the shared lock that marks the placeholder as used. Only removal takes the exclusive lock, for
+/// an instant. Any other process that holds it could just as well remove the placeholder; this code
+/// does not wait for it, and at worst leaves an empty directory behind.
 fn lock_shared(lock: &OwnedFd) -> rustix::io::Result<()> {
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(lock, FlockOperation::NonBlockingLockShared) {
@@ -206,8 +206,8 @@ fn lock_shared(lock: &OwnedFd) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// Whom the host does not let create the name, it does not let create it inside either; unless they own
-/// the directory, and can let themselves.
+/// If the host does not let the user create the name, it does not inside either; unless the user owns
+/// the directory and can change its mode.
 fn check_impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<HeldName> {
     let owner = rustix::fs::fstat(parent)?.st_uid;
     match errno {
@@ -221,7 +221,7 @@ fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(&parent, name, directory | OFlags::RDONLY, Mode::empty());
     match open() {
-        // A default access list may leave its owner no right to it.
+        // A default ACL may deny access to the owner.
         Err(Errno::ACCESS) => {
             let closed =
                 rustix::fs::openat(&parent, name, directory | OFlags::PATH, Mode::empty())?;
@@ -237,7 +237,7 @@ fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// By its mode, and by holding nothing but others of its kind.
+/// Whether it has the mode, and contains only other placeholders.
 fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(has_mode(directory)? && holds_only_placeholders(directory, MAX_NESTING)?)
 }
@@ -246,14 +246,14 @@ fn has_mode(directory: impl AsFd) -> rustix::io::Result<bool> {
     Ok(rustix::fs::fstat(directory)?.st_mode & IDENTIFYING_BITS == MODE & IDENTIFYING_BITS)
 }
 
-/// Somebody uses it: leaves it as they would have made it.
+/// Gives a directory that is in use an ordinary mode.
 fn clear_placeholder_mode(directory: &OwnedFd) {
     if let Ok(stat) = rustix::fs::fstat(directory) {
         let _ = rustix::fs::fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o6777));
     }
 }
 
-/// Whether nothing is in a directory but placeholders and ways to them.
+/// Whether a directory contains only placeholders and their parents.
 fn holds_only_placeholders(directory: &OwnedFd, deep: usize) -> rustix::io::Result<bool> {
     for entry in rustix::fs::Dir::read_from(directory)? {
         let entry = entry?;
@@ -285,7 +285,7 @@ fn is_empty(directory: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether at a name there is a placeholder, or a way to one, rather than somebody's directory.
+/// Whether the name is a placeholder, or a parent of one.
 pub(crate) fn exists_at(parent: impl AsFd, name: &Path) -> bool {
     open(parent, name.as_os_str())
         .is_ok_and(|directory| is_placeholder(&directory).unwrap_or(false))
@@ -300,24 +300,24 @@ fn is_still_at(lock: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> rustix::io::Re
     }
 }
 
-/// With the exclusive lock held.
+/// Removes a placeholder. Call it with the exclusive lock held.
 fn remove(parent: &OwnedFd, lock: &OwnedFd, placeholder: &Placeholder) {
     let Some(last) = placeholder.missing.last() else { return };
     if !is_still_at(lock, parent, last).unwrap_or(false) {
         return;
     }
     if !is_placeholder(lock).unwrap_or(false) {
-        // Someone outside has begun to use the name: leave it as they would have made it.
+        // A process outside has begun to use the name: give it an ordinary mode.
         if has_mode(lock).unwrap_or(false) {
             clear_placeholder_mode(lock);
         }
         return;
     }
-    // Fails, and rightly, where it is on the way to a name that another sandbox holds.
+    // Fails, as it should, if it is a parent of a placeholder of another sandbox.
     let _ = rustix::fs::unlinkat(parent, &**last, AtFlags::REMOVEDIR);
 }
 
-/// Removes placeholders of a sandbox that was killed before it could.
+/// Removes the placeholders of a sandbox that was killed before it could.
 pub(crate) fn sweep(placeholders: &[Placeholder]) {
     let mut tries = SWEEP_TRIES;
     for placeholder in placeholders {

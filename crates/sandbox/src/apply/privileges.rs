@@ -1,7 +1,6 @@
-//! Giving up: processes without number, capabilities, system calls.
+//! Drops privileges: number of processes, capabilities, system calls.
 //!
-//! Invariant: after the last of these steps nothing that this process or any descendant does can bring
-//! back what was given up.
+//! Invariant: after these steps neither this process nor any descendant can regain what was dropped.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -13,27 +12,27 @@ use super::{during, sys};
 use crate::plan::{Operation, Tree};
 use crate::status::{Failure, Stage};
 
-/// What root keeps inside: using files as if it owned them. Without it a server that runs as root could
-/// not write to a project that belongs to somebody else, though the policy says so.
+/// Capabilities that root keeps inside: using files as their owner could. Otherwise a server that runs
+/// as root could not write to a project of another user, although the policy allows it.
 ///
-/// Not `CHOWN`: no file changes hands inside. Not `FSETID`: writing to a set-id file clears those bits.
+/// Not `CHOWN`: no file changes its owner inside. Not `FSETID`: writing to a set-id file clears those
+/// bits.
 const ROOT_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
-/// Step `Limits`. Counts this user's processes in this user namespace only; root is never counted,
-/// which the bound of the PID namespace makes up for.
+/// Step `Limits`. Counts the user's processes in this user namespace only. Root is never counted; the
+/// limit of the PID namespace covers that.
 pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
     let limit = Some(u64::from(processes));
     let asked = Rlimit { current: limit, maximum: limit };
     match setrlimit(Resource::Nproc, asked) {
-        // The server's own bound is lower still.
+        // The server's own limit is lower.
         Ok(()) | Err(Errno::PERM) => Ok(()),
         Err(errno) => Err(during(Stage::Limits)(errno)),
     }
 }
 
-/// Step `Limits`. Signals that wait to be taken are counted per user, and so is each timer: half of what the
-/// user may have, so that one sandbox leaves some to the others. In a user namespace of its own only
-/// what waits inside counts towards it.
+/// Step `Limits`. Pending signals and timers are counted per user: allow half of the user's limit, to
+/// leave some to other sandboxes. In its own user namespace, only what is pending inside counts.
 pub(super) fn limit_signals() -> Result<(), Failure> {
     let limits = rustix::process::getrlimit(Resource::Sigpending);
     let Some(limit) = limits.current.or(limits.maximum) else { return Ok(()) };
@@ -42,11 +41,10 @@ pub(super) fn limit_signals() -> Result<(), Failure> {
         .map_err(during(Stage::Limits))
 }
 
-/// Step `Capabilities`. The bounding set can stay: without new privileges no program gets what is not
-/// permitted here.
+/// Step `Capabilities`. The bounding set can stay: with `no_new_privs` no program gains capabilities.
 pub(super) fn drop_capabilities(tree: &Tree) -> Result<(), Failure> {
     let failed = during(Stage::Capabilities);
-    // A masked directory is closed to all but those who may override permissions.
+    // Processes with `DAC_OVERRIDE` could enter a masked directory.
     let masks = tree.operations.iter().any(|operation| {
         matches!(
             operation,
@@ -70,7 +68,7 @@ pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
     load(program, 0).map(drop)
 }
 
-/// Step `Seccomp`, with a descriptor at which the calls arrive that the program leaves to others.
+/// Step `Seccomp`, with a listener for the calls that the program passes on.
 pub(super) fn load_seccomp_with_listener(program: &[u64]) -> Result<OwnedFd, Failure> {
     let listener = load(program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
     // SAFETY: with this flag the answer is a new descriptor, which nobody else owns.

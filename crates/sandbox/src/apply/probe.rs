@@ -1,10 +1,10 @@
-//! Trying in a child what a sandbox needs.
+//! Tries in a child process what a sandbox needs.
 //!
-//! Invariant: the child may be forked from a process with many threads, so it makes system calls only.
+//! Invariant: the child may be forked from a process with many threads, so it only makes system calls.
 
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 
-/// What worked.
+/// Which namespaces could be created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct NamespaceSupport {
     pub(crate) user: bool,
@@ -24,7 +24,7 @@ pub(crate) fn namespaces() -> NamespaceSupport {
         let Ok(mount) = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV) else { return 1 };
         let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
         let mode = rustix::fs::Mode::empty();
-        // A bound of the whole machine cannot be set from here; one of this namespace can.
+        // The limit of the whole machine cannot be set from here; that of this namespace can.
         let bound = rustix::fs::openat(&mount, c"sys/kernel/pid_max", flags, mode)
             .and_then(|file| rustix::io::write(&file, b"4096"));
         if bound.is_ok() { 0 } else { 2 }
@@ -42,8 +42,8 @@ pub(crate) fn namespaces() -> NamespaceSupport {
     }
 }
 
-/// Whether filters exist: asked with no program, the kernel complains about the pointer only if it
-/// would otherwise have looked at it.
+/// Whether seccomp filters exist: with a null program, the kernel reports EFAULT only if it supports
+/// filters.
 pub(crate) fn seccomp() -> bool {
     // SAFETY: a null program is refused before anything changes.
     let result = unsafe {
@@ -57,7 +57,7 @@ pub(crate) fn seccomp() -> bool {
     sys::check(result) == Err(rustix::io::Errno::FAULT)
 }
 
-/// What `try_it` answers in a child in these namespaces; `None` if there is no such child.
+/// The result of `try_it` in a child in these namespaces; `None` if there can be no such child.
 fn in_namespaces(namespaces: i32, try_it: impl FnOnce() -> i32) -> Option<i32> {
     // SAFETY: the child makes system calls and leaves.
     match unsafe { sys::fork_into(namespaces as u64, 0) } {

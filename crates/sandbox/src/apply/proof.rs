@@ -1,9 +1,9 @@
-//! Proving the tree before anything runs in it: the kernel's own table of mounts against the plan.
+//! Verifies the tree before anything runs in it: compares the kernel's mount table with the plan.
 //!
-//! Invariant: the target starts only if every mount in its namespace is one that was planned, with the
-//! attributes that were planned, at the place that was planned, or came along inside a planned bind
-//! with attributes at least as strict; nothing lies on top of a planned mount that was not planned to;
-//! and `/..` is `/`. A mistake anywhere in building the tree ends in a refusal, not in a way out.
+//! Invariant: the target starts only if every mount in its namespace was planned, with the planned
+//! attributes and path, or is a submount of a planned bind with attributes at least as strict; no
+//! unplanned mount covers a planned one; and `/..` is `/`. A bug in building the tree ends in a
+//! refusal, not in an escape.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,23 +22,23 @@ use super::{at, during};
 use crate::status::{CHANGED, Failure, Stage};
 use crate::{host, mountinfo};
 
-/// The table as the kernel writes it, for the root of the process that reads it.
+/// The mount table of the reading process.
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// A mount as it has to be found.
+/// An expected mount.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// Its number in the new namespace.
+    /// Its id in the new namespace.
     pub(super) id: u64,
-    /// Where it is, as seen from the new root.
+    /// Its path, as seen from the new root.
     pub(super) path: PathBuf,
-    /// The attributes it has, at least.
+    /// Attributes that it must have.
     pub(super) attributes: u64,
-    /// Whether mounts below it came along.
+    /// Whether it may have submounts.
     pub(super) with_submounts: bool,
 }
 
-/// A line of the table.
+/// A row of the mount table.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     id: u64,
@@ -58,7 +58,7 @@ pub(super) fn check(expected: &[Expected]) -> Result<ProvenMounts, Failure> {
     Ok(ProvenMounts(table.into()))
 }
 
-/// The mounts of this process.
+/// Reads the mounts of this process.
 fn read_table(mut table: &File) -> Result<Vec<Mount>, Failure> {
     let mut text = Vec::new();
     table.read_to_end(&mut text).map_err(|error| {
@@ -69,14 +69,14 @@ fn read_table(mut table: &File) -> Result<Vec<Mount>, Failure> {
     Ok(lines.into_iter().map(Mount::from).collect())
 }
 
-/// The table that was compared, which tells of every change since it was opened.
+/// The verified mount table, held open to notice later changes.
 pub(super) struct ProvenMounts(OwnedFd);
 
-/// The table of this process, once a helper runs in it.
+/// The verified table of this process, in a helper.
 static PROVEN: OnceLock<(OwnedFd, AtomicBool)> = OnceLock::new();
 
 impl ProvenMounts {
-    /// Has [`mounts_intact`] ask it from now on.
+    /// Makes [`mounts_intact`] use this table.
     pub(super) fn watch(self) {
         let _ = PROVEN.set((self.0, AtomicBool::new(true)));
     }
@@ -86,21 +86,21 @@ impl ProvenMounts {
     }
 }
 
-/// Whether the mounts of the sandbox that this process is a helper in are those that were proved: the
-/// kernel takes one away when the file that it lies on is removed. True outside of sandboxes, and where
-/// there are no mounts to rely on.
+/// Whether the mounts of the sandbox that this helper runs in are unchanged since they were verified:
+/// the kernel removes a mount when the file under it is removed. True outside of sandboxes, and for
+/// sandboxes without mounts.
 pub fn mounts_intact() -> bool {
     let Some((table, intact)) = PROVEN.get() else { return true };
     let mut fds = [PollFd::new(table, PollFlags::PRI)];
     let asked = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())));
-    // The kernel tells of a change once.
+    // The kernel reports a change only once.
     if asked.is_err() || fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR) {
         intact.store(false, Ordering::Relaxed);
     }
     intact.load(Ordering::Relaxed)
 }
 
-/// Nothing is above the root: its parent is itself, on the same mount.
+/// Checks that the root is its own parent, on the same mount.
 fn root_has_no_parent() -> Result<(), Failure> {
     let look = |path: &Path| {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
@@ -115,7 +115,7 @@ fn root_has_no_parent() -> Result<(), Failure> {
     }
 }
 
-/// What differs, if anything does.
+/// Returns the first difference.
 fn compare(mounts: &[Mount], expected: &[Expected]) -> Result<(), String> {
     let by_id: HashMap<u64, &Mount> = mounts.iter().map(|mount| (mount.id, mount)).collect();
     let planned: HashMap<u64, &Expected> = expected.iter().map(|mount| (mount.id, mount)).collect();
@@ -124,7 +124,7 @@ fn compare(mounts: &[Mount], expected: &[Expected]) -> Result<(), String> {
     others.into_iter().try_for_each(|mount| check_submount(mount, &by_id, &planned))
 }
 
-/// A planned mount is at its place, with its attributes.
+/// Checks that a planned mount is at its path, with its attributes.
 fn check_planned(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), String> {
     let Some(found) = by_id.get(&wanted.id) else {
         return Err(format!("the mount of {} is gone", wanted.path.display()));
@@ -136,7 +136,7 @@ fn check_planned(wanted: &Expected, by_id: &HashMap<u64, &Mount>) -> Result<(), 
     check_attributes(found, wanted.attributes)
 }
 
-/// A mount that was not planned came along inside of one that was, covers nothing, and is as strict.
+/// Checks that an unplanned mount is a submount of a planned one, covers nothing, and is as strict.
 fn check_submount(
     mount: &Mount,
     by_id: &HashMap<u64, &Mount>,
@@ -152,14 +152,14 @@ fn check_submount(
     check_attributes(mount, around.attributes)
 }
 
-/// The planned mount that one which was not planned itself came along with.
+/// The planned mount that contains an unplanned one.
 fn enclosing<'e>(
     mount: &Mount,
     by_id: &HashMap<u64, &Mount>,
     planned: &HashMap<u64, &'e Expected>,
 ) -> Option<&'e Expected> {
     let mut parent = mount.parent;
-    // A table has no cycles; should it have one, it is not a table to trust.
+    // A valid table has no cycles.
     for _ in 0..=by_id.len() {
         if let Some(found) = planned.get(&parent) {
             return Some(found);
@@ -207,7 +207,7 @@ mod tests {
         Expected { id, path: path.into(), attributes, with_submounts }
     }
 
-    /// A root, a bind with a mount of its own, and `/dev`.
+    /// A root, a bind with a submount, and a read-only bind in it.
     fn plan() -> Vec<Expected> {
         vec![
             expected(10, "/", QUIET | ATTR_RDONLY, false),
@@ -226,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_as_planned_is_accepted() {
+    fn planned_table_is_accepted() {
         assert_eq!(compare(&table(), &plan()), Ok(()));
     }
 
     #[test]
-    fn every_single_deviation_is_refused() {
+    fn every_deviation_is_refused() {
         type Deviation = Box<dyn Fn(&mut Vec<Mount>)>;
         let deviations: Vec<Deviation> = vec![
             // The old root left on top of the new one.

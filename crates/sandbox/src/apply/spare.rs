@@ -1,11 +1,11 @@
-//! A spare: the first process of a sandbox to come, started ahead of time.
+//! A spare: the outer process of a future sandbox, started ahead of time.
 //!
-//! To execute a large program and to relocate it takes as long as all the rest of a sandbox, and it is
-//! the same for every sandbox. So a server keeps one process that has done that, and waits, at the end
-//! of a socket, for everything that a [`Launch`](crate::Launch) would have been spawned with.
+//! Executing and relocating a large program takes as long as the rest of a sandbox, and is the same for
+//! every sandbox. So the server keeps one process that has done that, and that waits on a socket for
+//! everything that a [`Launch`](crate::Launch) would have been spawned with.
 //!
-//! Invariant: until it has been given a plan a spare holds nothing but its end of the socket and does
-//! nothing but wait; it is used once; it ends when the socket does.
+//! Invariant: until it receives a plan, a spare holds only its end of the socket and only waits; it is
+//! used once; it ends when the socket closes.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,17 +15,17 @@ use super::sys;
 use crate::launch::PassedDescriptor;
 use crate::reentry;
 
-/// The standard streams, and as many more as a launch passes.
+/// Maximum descriptors in the message: the standard streams and those that a launch passes.
 const MAX_DESCRIPTORS: usize = 3 + 5;
 
-/// Above every number that something is passed at.
+/// Above every number that is passed.
 const LOWEST_TEMPORARY: RawFd = 64;
 
-/// Room for the header and the descriptors, aligned as the kernel wants it.
+/// A buffer for the header and the descriptors, aligned for the kernel.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// Two ends of a socket that keeps messages whole.
+/// A pair of sockets that preserve message boundaries.
 pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -36,7 +36,7 @@ pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// Sends a waiting process its streams and descriptors. Does not wait.
+/// Sends a waiting spare its streams and descriptors. Does not block.
 pub(crate) fn send(
     socket: &OwnedFd,
     streams: [BorrowedFd<'_>; 3],
@@ -79,7 +79,7 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Waits to be needed, and puts everything in its place. Ends the process if it never is.
+/// Waits for a launch and installs its descriptors. Exits if the socket closes first.
 pub(super) fn wait_for_launch() {
     let mut text = [0u8; MAX_DESCRIPTORS];
     let mut control = MaybeUninit::<Control>::uninit();
@@ -112,7 +112,7 @@ pub(super) fn wait_for_launch() {
         }
         received
     };
-    // The end of the socket: the server has no use for this process any more.
+    // The socket was closed: the server does not need this process any more.
     if received <= 0 || count < 3 || received as usize != 1 + count - 3 {
         sys::exit_now(0);
     }

@@ -1,14 +1,14 @@
-//! The standard streams that are files of the host.
+//! Confines standard streams that are files of the host.
 //!
-//! A descriptor that was opened outside leads past the sandbox's mounts: whoever owns the file can change
-//! its mode and times through it, whatever it was opened for. And a directory leads to everything below
-//! it, denied or not.
+//! A descriptor that was opened outside bypasses the sandbox's mounts: the owner of the file can change
+//! its mode and times through it, however it was opened. And a directory gives access to everything
+//! below it, denied or not.
 //!
-//! Invariant: a stream that is a file opened for reading, a device or a named pipe is reached through a
-//! read-only mount, on which devices and pipes can be written to but nothing can be changed. A directory
-//! is refused, and so is what is open for neither reading nor writing (access mode 3): by its name in
-//! `/proc` it could be opened for either. A file that the caller opened for writing is the command's to
-//! write, and stays as it is; so does what belongs to another user, who alone could change it.
+//! Invariant: a stream that is a file opened for reading, a device or a named pipe is reopened through
+//! a read-only mount, on which devices and pipes can be written but nothing can be changed. A directory
+//! is refused, and so is a stream with access mode 3 (neither reading nor writing), because through
+//! `/proc` it could be reopened for either. A file opened for writing is the command's to write, and
+//! stays; so does a file of another user, since only that user could change it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use super::{at, during};
 use crate::plan::{Enforcement, Grant};
 use crate::status::{Failure, Stage};
 
-/// The file system of pipes without a name.
+/// The file system type of unnamed pipes.
 const PIPEFS: i64 = 0x5049_5045;
 
-/// Files that were opened anew, each with the descriptor that the caller gave.
+/// Reopened files, each with the caller's descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Reopened(Vec<(OwnedFd, OwnedFd)>);
 
@@ -33,7 +33,8 @@ impl Reopened {
         self.0.iter().flat_map(|(given, confined)| [given.as_raw_fd(), confined.as_raw_fd()])
     }
 
-    /// Takes the caller's descriptors to where the command has read up to, as if it had read from them.
+    /// Moves the caller's file offsets to where the command has read, as if it had used those
+    /// descriptors.
     pub(super) fn advance(&self) {
         for (given, confined) in &self.0 {
             if let Ok(offset) = rustix::fs::seek(confined, SeekFrom::Current(0)) {
@@ -43,7 +44,7 @@ impl Reopened {
     }
 }
 
-/// Opens such streams anew. To be called while the host's tree is still whole.
+/// Reopens such streams. Call it while the host's tree is still visible.
 pub(super) fn confine(
     enforcement: &Enforcement,
     changeable: [bool; 3],
@@ -77,7 +78,7 @@ pub(super) fn confine(
                     reopened.0.push((given, confined));
                 }
             }
-            // A terminal of another mount namespace (a container's console) has no name in this one.
+            // A terminal of another mount namespace (a container's console) has no path in this one.
             Err(_) if rustix::termios::isatty(stream) => {}
             Err(failure) => return Err(failure),
         }
@@ -85,8 +86,8 @@ pub(super) fn confine(
     Ok(reopened)
 }
 
-/// The terminal among the streams, as a mount for the sandbox to have a name for it: it is of the host's
-/// `/dev/pts`, which the sandbox does not see. None if there is none, or if it has no name here.
+/// The terminal among the streams, as a mount: the sandbox does not see the host's `/dev/pts`, so the
+/// terminal needs another path. `None` if there is no terminal, or it has no path here.
 pub(super) fn terminal() -> Option<OwnedFd> {
     let stream = all().into_iter().find(|stream| rustix::termios::isatty(stream))?;
     let path_descriptor = path_descriptor(stream).ok()?;
@@ -95,12 +96,12 @@ pub(super) fn terminal() -> Option<OwnedFd> {
     Some(mount)
 }
 
-/// Its mode and owner stay, though it can be written to.
+/// Its mode and owner cannot be changed, though it can be written to.
 pub(super) const TERMINAL_ATTRIBUTES: u64 = ATTR_RDONLY | ATTR_NOSUID;
 
-/// The streams that a rule has to name to let them be opened again, by their names in `/dev`: they lie in
-/// no directory of the tree. For no more than they were opened for: a device is written to on any mount,
-/// and what was opened for writing is not read.
+/// The streams that need a Landlock rule to be reopened through `/dev`, since they are in no directory
+/// of the tree. Each rule grants only what the stream was opened for: a device is writable on any
+/// mount, and a stream opened for writing must not be read.
 pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
     all().into_iter().filter_map(|stream| {
         let flags = rustix::fs::fcntl_getfl(stream).ok()?;
@@ -112,7 +113,7 @@ pub(super) fn granted() -> impl Iterator<Item = (BorrowedFd<'static>, Grant)> {
     })
 }
 
-/// Whether it is a file with a name that the caller has opened for writing.
+/// Whether it is a named file that the caller has opened for writing.
 fn is_output_file(stream: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(stream).is_ok_and(|file| {
         FileType::from_raw_mode(file.st_mode) == FileType::RegularFile && file.st_nlink > 0
@@ -123,12 +124,12 @@ fn all() -> [BorrowedFd<'static>; 3] {
     [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
 }
 
-/// Whether it is open for controlling something only, which needed permission to read and to write.
+/// Whether it has access mode 3, which allows only ioctls.
 fn has_access_mode_3(stream: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(stream).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RWMODE)
 }
 
-/// What a stream is, if it is to be confined.
+/// The type of a stream that must be confined; `None` for others.
 fn kind(stream: BorrowedFd<'_>) -> Option<FileType> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(stream).ok()?.st_mode);
     match kind {
@@ -145,8 +146,8 @@ fn kind(stream: BorrowedFd<'_>) -> Option<FileType> {
     }
 }
 
-/// Whether each has a name, and this user could change it. To be asked before there is a user namespace:
-/// inside, all the users that it does not know look like one, which may be this one.
+/// Whether each stream has a name and could be changed by this user. Call it before there is a user
+/// namespace, inside which all unmapped users look alike, possibly like this one.
 pub(super) fn changeable() -> [bool; 3] {
     let user = rustix::process::geteuid();
     all().map(|stream| {
@@ -155,7 +156,7 @@ pub(super) fn changeable() -> [bool; 3] {
     })
 }
 
-/// Where a stream has its name, opened.
+/// Opens the path of a stream, for naming it.
 fn path_descriptor(stream: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let path = path(stream)?;
     let failed = at(Stage::Sources, &path);
@@ -186,10 +187,10 @@ fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
     sys::mount_attributes(&mount, attributes, true).map_err(&failed)?;
     let flags = rustix::fs::fcntl_getfl(stream).map_err(&failed)?;
     let name = format!("/proc/self/fd/{}", mount.as_raw_fd());
-    // A pipe would wait for its other end.
+    // Opening a pipe would wait for its other end.
     let asked = flags | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = match rustix::fs::open(Path::new(&name), asked, Mode::empty()) {
-        // Nobody reads the pipe any more: whatever is written to it fails.
+        // The pipe has no reader: writing to it would fail.
         Err(Errno::NXIO) if kind == FileType::Fifo => {
             let gone = "the named pipe on a standard stream has no reader";
             return Err(Failure::new(Stage::Sources, libc::ENXIO, gone));
@@ -198,7 +199,7 @@ fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
     };
     rustix::fs::fcntl_setfl(&file, flags).map_err(&failed)?;
     if let Ok(offset) = rustix::fs::seek(stream, SeekFrom::Current(0)) {
-        // Devices may not know of places.
+        // A device may not be seekable.
         let _ = rustix::fs::seek(&file, SeekFrom::Start(offset));
     }
     Ok(file)

@@ -1,6 +1,6 @@
-//! System calls that `rustix` has no function for.
+//! System calls that `rustix` lacks.
 //!
-//! Invariant: thin; no policy, no state.
+//! Invariant: thin wrappers, without policy or state.
 
 use std::ffi::CStr;
 use std::io;
@@ -27,7 +27,7 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Sets attributes on a mount and, if asked, on every mount below; cuts propagation with it.
+/// Sets attributes on a mount and, if `recursive`, on every mount below; stops propagation.
 pub(crate) fn mount_attributes(
     mount: impl AsFd,
     set: u64,
@@ -50,12 +50,12 @@ pub(crate) fn mount_attributes(
     check(result).map(drop)
 }
 
-/// Opens an absolute path without following any link, for naming it only.
+/// Opens an absolute path with `O_PATH`, without following links.
 pub(crate) fn open_absolute(path: &Path) -> rustix::io::Result<OwnedFd> {
     open_without_links(rustix::fs::CWD, path)
 }
 
-/// The same below another root.
+/// Opens a path below another root with `O_PATH`, without following links.
 pub(crate) fn open_below(root: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let inside = path.strip_prefix("/").unwrap_or(path);
     let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
@@ -72,18 +72,18 @@ fn open_without_links(start: impl AsFd, path: &Path) -> rustix::io::Result<Owned
     )
 }
 
-/// What an open descriptor is.
+/// The type and identity of an open file.
 pub(crate) fn node_of(fd: impl AsFd) -> rustix::io::Result<Node> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     Ok(host::node(&rustix::fs::statx(fd, c"", flags, host::WANTED)?))
 }
 
-/// A detached copy of a place, and of what is mounted below it.
+/// A detached copy of a mount at this path, with its submounts.
 pub(crate) fn clone_tree(place: impl AsFd) -> rustix::io::Result<OwnedFd> {
     clone_named(place, Path::new(""))
 }
 
-/// The same by a name that nobody else can change the meaning of.
+/// Like `clone_tree`, by a name that no other process can change.
 pub(crate) fn clone_named(root: impl AsFd, name: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::mount::open_tree(
         root,
@@ -96,7 +96,7 @@ pub(crate) fn clone_named(root: impl AsFd, name: &Path) -> rustix::io::Result<Ow
     )
 }
 
-/// Puts a detached tree on a place.
+/// Attaches a detached mount.
 pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> rustix::io::Result<()> {
     rustix::mount::move_mount(
         tree,
@@ -107,7 +107,7 @@ pub(crate) fn attach(tree: impl AsFd, place: impl AsFd) -> rustix::io::Result<()
     )
 }
 
-/// The same by a name that nobody else can change the meaning of.
+/// Like `attach`, by a name that no other process can change.
 pub(crate) fn attach_named(
     tree: impl AsFd,
     root: impl AsFd,
@@ -117,7 +117,7 @@ pub(crate) fn attach_named(
     rustix::mount::move_mount(tree, c"", root, name, flags)
 }
 
-/// A mount of a new file system, not attached anywhere.
+/// A new mount of a file system, not attached.
 pub(crate) fn new_mount(
     kind: &CStr,
     options: &[(&str, &str)],
@@ -178,7 +178,7 @@ pub(crate) unsafe fn fork_into(
     Ok(Some((pid as i32, unsafe { OwnedFd::from_raw_fd(pidfd) })))
 }
 
-/// A descriptor of another process, as one of this process.
+/// Duplicates a descriptor of another process.
 pub(crate) fn take_descriptor(process: i32, number: i32) -> rustix::io::Result<OwnedFd> {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     let pidfd = pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
@@ -189,13 +189,13 @@ pub(crate) fn take_descriptor(process: i32, number: i32) -> rustix::io::Result<O
     }
 }
 
-/// Ends this process at once, running nothing.
+/// Exits at once, without exit handlers.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: always defined.
     unsafe { libc::_exit(code) }
 }
 
-/// `prctl` with small numbers.
+/// `prctl` with an integer argument.
 pub(crate) fn prctl(option: i32, argument: u64) -> rustix::io::Result<()> {
     // SAFETY: none of the options used here take a pointer.
     check(i64::from(unsafe { libc::prctl(option, argument, 0u64, 0u64, 0u64) })).map(drop)
@@ -206,7 +206,7 @@ pub(crate) fn close_from(first: u32, on_exec: bool) -> rustix::io::Result<()> {
     close_range(first, u32::MAX, if on_exec { libc::CLOSE_RANGE_CLOEXEC } else { 0 })
 }
 
-/// Closes every descriptor but these, which are sorted.
+/// Closes every descriptor except these, which must be sorted.
 pub(crate) fn close_all_but(kept: &[i32]) -> rustix::io::Result<()> {
     let mut from = 0;
     for &number in kept {
@@ -225,7 +225,7 @@ fn close_range(first: u32, last: u32, flags: u32) -> rustix::io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
 }
 
-/// Blocks every signal, so that they wait to be looked at.
+/// Blocks every signal, so that signals stay pending.
 pub(crate) fn block_signals() {
     // SAFETY: the set is filled before it is used.
     unsafe {
@@ -235,7 +235,7 @@ pub(crate) fn block_signals() {
     }
 }
 
-/// The result of a system call, or its error.
+/// Converts the result of a system call.
 pub(crate) fn check(result: i64) -> rustix::io::Result<i64> {
     if result < 0 {
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);

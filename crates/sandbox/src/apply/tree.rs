@@ -1,7 +1,7 @@
-//! Building the tree: the steps of a [`Tree`] with the mount calls of Linux 5.12 and newer.
+//! Builds the tree: performs the operations of a [`Tree`] with the mount calls of Linux 5.12 and newer.
 //!
-//! Invariant: no path is followed through a link, and what is bound or masked is the very file that
-//! was planned for; somebody who replaces names while this runs makes it fail, not go elsewhere.
+//! Invariant: no link is followed, and each bound or masked file is the planned one. If names are
+//! replaced meanwhile the build fails; it never goes elsewhere.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ const MASKED_FILE: &str = "masked-file";
 const PLACEHOLDER: &str = "placeholder";
 const SHARED_MEMORY: &str = "shared-memory";
 
-/// Where the private file system is mounted, out of reach once what is new there is on top of it.
+/// Where to mount the private file system: a path that a later mount covers.
 fn scratch_mount_point(tree: &Tree) -> &'static Path {
     let is_at = |path: &Path| {
         tree.operations.iter().any(|operation| operation.path(&tree.placeholders) == path)
@@ -36,7 +36,7 @@ fn scratch_mount_point(tree: &Tree) -> &'static Path {
     if is_at(dev) { dev } else { Path::new("/proc") }
 }
 
-/// The name that a sandbox with a `/dev` of its own has for its terminal.
+/// The terminal's name in a sandbox with its own `/dev`.
 const CONSOLE: &str = "/dev/console";
 
 pub(super) fn build(
@@ -57,7 +57,7 @@ pub(super) fn build(
         Base::ReadOnlyHost | Base::WritableHost => host,
         Base::Empty => {
             let root = scratch.clone("s0", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)?;
-            // On the old root alone: whatever else lay there would stay on top of the new one.
+            // Attach to the old root directly: another mount there would cover the new one.
             sys::attach(&root, &host).map_err(during(Stage::Root))?;
             root
         }
@@ -93,7 +93,7 @@ pub(super) fn build(
     Ok(proven)
 }
 
-/// Whether there is a `/dev` of its own, in which nothing else has that name.
+/// Whether the tree has its own `/dev` without a `console`.
 fn can_mount_terminal(tree: &Tree) -> bool {
     tree.operations.iter().any(|operation| match operation {
         Operation::Skeleton { path, nodes, .. } => {
@@ -104,7 +104,7 @@ fn can_mount_terminal(tree: &Tree) -> bool {
     })
 }
 
-/// A mount that was just made, as it has to be found once the tree is whole.
+/// Records a new mount for the verification of the tree.
 fn expect(
     mount: &OwnedFd,
     path: &Path,
@@ -116,7 +116,7 @@ fn expect(
     Ok(Expected { id, path: path.to_owned(), attributes, with_submounts })
 }
 
-/// A policy of many places needs a descriptor for each while it is put up.
+/// A large policy needs an open descriptor for each path while the tree is built.
 fn raise_descriptor_limit(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
     let before = getrlimit(Resource::Nofile);
     let needed = tree.operations.len() as u64 + 64;
@@ -128,7 +128,7 @@ fn raise_descriptor_limit(tree: &Tree) -> Result<Option<Rlimit>, Failure> {
     Ok(Some(before))
 }
 
-/// Step `Sources`: everything that will be bound, taken while the host's tree is still whole.
+/// Step `Sources`: opens everything to be bound, while the host's tree is still visible.
 fn open_sources(
     tree: &Tree,
     host: &OwnedFd,
@@ -137,7 +137,7 @@ fn open_sources(
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
         let (path, identity) = match operation {
-            // Only root can change the host's devices, and root needs no detour.
+            // Only root can change the host's devices, and root needs no such trick.
             Operation::Bind { path, device: true, .. } => {
                 let source = sys::clone_named(host, relative_to_root(path));
                 sources.insert(index, source.map_err(at(Stage::Sources, path))?);
@@ -193,12 +193,12 @@ fn require_identity(
     }
 }
 
-/// Step `Base`: nothing comes in from the host any more, and all that is not bound is read-only.
+/// Step `Base`: stops propagation from the host, and makes everything that is not bound read-only.
 fn base(tree: &Tree, host: &OwnedFd) -> Result<(), Failure> {
     sys::mount_attributes(host, base_attributes(tree), true).map_err(during(Stage::Base))
 }
 
-/// What every mount of the host's tree is given.
+/// Attributes of every mount of the host's tree.
 fn base_attributes(tree: &Tree) -> u64 {
     let has_own_devices = tree.operations.iter().any(|o| matches!(o, Operation::Terminals));
     match tree.base {
@@ -209,7 +209,7 @@ fn base_attributes(tree: &Tree) -> u64 {
     }
 }
 
-/// The private file system: skeletons, masks and shared memory, each a directory of its own.
+/// The private file system, with a directory for each skeleton, mask and shared memory.
 struct Scratch {
     mount: Option<OwnedFd>,
 }
@@ -241,9 +241,9 @@ impl Scratch {
         Ok(Self { mount: Some(mount) })
     }
 
-    /// Mounts it below the `/dev` or `/proc` to come. A mount that is in no tree would have to be taken apart when
-    /// its descriptor is closed, for which the kernel waits for all processors; this one goes with the
-    /// whole tree. Never on the root: there it would stay on top of the tree that becomes the root.
+    /// Mounts it where the new `/dev` or `/proc` will cover it. A mount outside the tree would be
+    /// dissolved when its descriptor is closed, for which the kernel waits for all processors; this one
+    /// goes with the whole tree. Never on the root: there it would cover the new root.
     fn attach_hidden(
         &self,
         tree: &Tree,
@@ -262,12 +262,12 @@ impl Scratch {
         Ok(())
     }
 
-    /// One of its directories as a mount of its own.
+    /// One of its directories as a separate mount.
     fn clone(&self, name: &str, attributes: u64) -> Result<OwnedFd, Failure> {
         let failed = during(Stage::Scratch);
         let mount = self.mount.as_ref().ok_or_else(|| failed(Errno::NOENT))?;
         let clone = sys::clone_named(mount, Path::new(name)).map_err(&failed)?;
-        // The private file system has no devices and no owners' rights to begin with.
+        // The private file system is nodev and nosuid already.
         if attributes & ATTR_RDONLY != 0 {
             sys::mount_attributes(&clone, attributes, false).map_err(&failed)?;
         }
@@ -311,7 +311,7 @@ fn fill(mount: &OwnedFd, tree: &Tree, with_terminal: bool) -> rustix::io::Result
                     }
                 }
                 if !listable {
-                    // Can be walked through, by those who know the way, but not be listed.
+                    // Its entries can be reached by name, but not listed.
                     hide(mount, Path::new(&top), nodes)?;
                 }
             }
@@ -323,8 +323,8 @@ fn fill(mount: &OwnedFd, tree: &Tree, with_terminal: bool) -> rustix::io::Result
         directory(Path::new(PLACEHOLDER), placeholder::MODE)?;
     }
     if masks.1 {
-        // A device that does not exist, on a mount without devices: nobody can open it, whatever
-        // their capabilities. An empty file would read as success.
+        // A nonexistent device, on a nodev mount: no process can open it, whatever its capabilities.
+        // Reading an empty file would succeed.
         let mode = Mode::empty();
         rustix::fs::mknodat(mount, MASKED_FILE, FileType::CharacterDevice, mode, 0)?;
     }
@@ -341,15 +341,15 @@ fn hide(mount: &OwnedFd, top: &Path, nodes: &[SkeletonNode]) -> rustix::io::Resu
     rustix::fs::chmodat(mount, top, mode, rustix::fs::AtFlags::empty())
 }
 
-/// A mount that is ready to be put in its place.
+/// A mount that is ready to be attached.
 struct PreparedMount {
     mount: OwnedFd,
     attributes: u64,
-    /// Whether mounts below it came along.
+    /// Whether it may have submounts.
     with_submounts: bool,
 }
 
-/// Step `Tree`: where the operations take place, and what they need.
+/// Step `Tree`: performs the operations.
 struct TreeBuilder<'a> {
     enforcement: &'a Enforcement,
     held: &'a HeldPlaceholders,
@@ -359,7 +359,7 @@ struct TreeBuilder<'a> {
 }
 
 impl TreeBuilder<'_> {
-    /// One operation, in its place.
+    /// Performs one operation.
     fn mount_operation(
         &mut self,
         index: usize,
@@ -376,7 +376,7 @@ impl TreeBuilder<'_> {
         }
         let target = match sys::open_below(&self.root, &path) {
             Ok(target) => target,
-            // A denied path of the kernel's own trees that the new ones do not have.
+            // A denied path of the kernel's trees that the new ones do not have.
             Err(Errno::NOENT) if matches!(operation, Operation::Mask { identity: None, .. }) => {
                 return Ok(None);
             }
@@ -392,7 +392,7 @@ impl TreeBuilder<'_> {
         Ok(Some(expected))
     }
 
-    /// What is to be mounted; `None` if nothing is.
+    /// The mount for an operation; `None` if there is nothing to mount.
     fn prepare(
         &mut self,
         index: usize,
@@ -413,7 +413,7 @@ impl TreeBuilder<'_> {
                 let name = if *directory { MASKED_DIRECTORY } else { MASKED_FILE };
                 own(self.scratch.clone(name, closed)?, closed)
             }
-            // A device is written to on a read-only mount as well; its mode and owner are not.
+            // A device can be written on a read-only mount; its mode and owner cannot.
             Operation::Bind { device: true, .. } => {
                 self.bound(index, path, ATTR_NOSUID | ATTR_RDONLY)
             }
@@ -430,7 +430,7 @@ impl TreeBuilder<'_> {
                 } else if placeholder.hidden {
                     own(self.scratch.clone(MASKED_DIRECTORY, closed)?, closed)
                 } else if self.held.is_placeholder(*name as usize) {
-                    // The host's own is left out of reach: somebody inside could lock it.
+                    // Keep the host's placeholder out of reach: a process inside could lock it.
                     own(self.scratch.clone(PLACEHOLDER, closed)?, closed)
                 } else {
                     self.bound(index, path, closed)
@@ -446,7 +446,7 @@ impl TreeBuilder<'_> {
         }
     }
 
-    /// What was taken from the host, with these attributes from here on.
+    /// A source from the host, with these attributes.
     fn bound(
         &mut self,
         index: usize,
@@ -459,7 +459,7 @@ impl TreeBuilder<'_> {
     }
 }
 
-/// Whether the place is in `/dev` as it was just built, where nobody else changes names.
+/// Whether the path is in the new `/dev`, where no other process changes names.
 fn is_in_new_dev(operation: &Operation, path: &Path) -> bool {
     match operation {
         Operation::Terminals | Operation::SharedMemory => true,
@@ -468,13 +468,13 @@ fn is_in_new_dev(operation: &Operation, path: &Path) -> bool {
     }
 }
 
-/// A path as seen from the root.
+/// A path relative to the root.
 fn relative_to_root(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// Step `Proc`: shows this namespace's processes only, and takes no writes: to the kernel, root inside
-/// is still the user 0 whom `/proc/sys` obeys.
+/// Step `Proc`: a `/proc` that shows only this namespace's processes and is read-only: root inside is
+/// still user 0, who may write to `/proc/sys`.
 fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     let failed = during(Stage::Proc);
     let mount = sys::new_mount(c"proc", &[], ATTR_NOSUID | ATTR_NODEV).map_err(&failed)?;
@@ -485,15 +485,15 @@ fn proc(processes: u32) -> Result<OwnedFd, Failure> {
     Ok(mount)
 }
 
-/// Bounds the processes of this PID namespace, root's included, where the kernel knows such a bound
-/// (6.14). On older kernels the number is the whole machine's and this namespace may not set it.
+/// Limits the processes of this PID namespace, including root's, where the kernel supports that (6.14).
+/// On older kernels the limit is machine-wide, and this namespace cannot set it.
 fn limit_pids(proc: &OwnedFd, processes: u32) {
-    // The kernel keeps the first 300 numbers back once it has counted through all of them.
+    // The kernel reserves the first 300 pids once it has wrapped around.
     set(proc, "sys/kernel/pid_max", u64::from(processes.saturating_add(300).min(4_194_304)));
 }
 
-/// Bounds what is counted per user, so that one sandbox leaves some of it to the others: half of what
-/// the user may have.
+/// Limits resources that are counted per user to half of the user's limit, to leave some to other
+/// sandboxes.
 fn limit_watches(proc: &OwnedFd) {
     for (all, own) in [
         ("sys/fs/inotify/max_user_instances", "sys/user/max_inotify_instances"),
@@ -513,7 +513,7 @@ fn get(proc: &OwnedFd, name: &str) -> Option<u64> {
     std::str::from_utf8(&text[..read]).ok()?.trim().parse().ok()
 }
 
-/// Best effort: an older kernel has no such bound.
+/// Best effort: older kernels have no such limit.
 fn set(proc: &OwnedFd, name: &str, value: u64) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::openat(proc, name, flags, Mode::empty()) {

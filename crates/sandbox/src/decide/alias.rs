@@ -1,12 +1,12 @@
-//! The same files by other names: what is mounted more than once, and the kernel's own file systems
-//! away from their places.
+//! Aliases: files that are mounted more than once, and the kernel's file systems outside their usual
+//! locations.
 //!
-//! Invariant: protection belongs to the file, not to its name. What is denied, or read-only inside of
-//! something writable, is so through every mount that shows it. An entry that names another mount is an
-//! entry for the file it shows: it decides if it is more specific on the file's own path in its file
-//! system, and of two for the same file the one that denies does. What belongs to the server is opened by
-//! no entry at all. A second `/proc` shows processes of the host, and is denied; the other file systems of
-//! the kernel steer it, and are never writable.
+//! Invariant: protection belongs to the file, not to its path. What is denied, or read-only inside of
+//! something writable, is so through every mount that shows it. An entry for a path on another mount is
+//! an entry for the file itself: it decides if it is more specific on the file's path within its file
+//! system, and of two for the same file the one that denies decides. No entry opens files of the
+//! server. A second `/proc` shows the host's processes, and is denied; the other file systems of the
+//! kernel control it, and are never writable.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use super::path_trace::PathTrace;
 use super::paths::{ancestors, is_within, order, parent};
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
 
-/// File systems that are interfaces of the kernel rather than places for files.
+/// File systems that are interfaces of the kernel, not storage.
 const KERNEL: [&str; 30] = [
     "sysfs",
     "cgroup",
@@ -53,22 +53,22 @@ const KERNEL: [&str; 30] = [
     "xenfs",
 ];
 
-/// What belongs to the server.
+/// The server's own files.
 #[derive(Debug, Default)]
 pub(super) struct ServerFiles {
-    /// What exists, and the most that any policy grants of it.
+    /// Existing ones, and the most access that any policy may grant to them.
     pub(super) found: Vec<(PathBuf, Node, AccessMode)>,
-    /// What does not: the directory that exists, and the names missing below it.
+    /// Missing ones: the existing directory, and the missing names below it.
     pub(super) missing: Vec<(PathBuf, PathBuf)>,
-    /// Names of it that no entry has.
+    /// Paths to them that no entry names.
     pub(super) unnamed: Vec<PathBuf>,
 }
 
-/// A name through another mount: its path, the access it is lowered to, and the mount.
+/// An alias: its path, the access it is lowered to, and its mount id.
 type Lowered = (PathBuf, AccessMode, u64);
 
-/// Applies to each entry what is said of the same file by another name. To be asked once every entry is
-/// known, and before anything is derived from them.
+/// Combines entries for the same file under different paths. Call it once all entries are known, before
+/// anything is derived from them.
 pub(super) fn merge_aliased_entries(
     policy: &mut ResolvedPolicy,
     resolver: &mut Resolver<'_>,
@@ -87,7 +87,7 @@ pub(super) fn merge_aliased_entries(
     Ok(())
 }
 
-/// The names by which directories can be written through other mounts.
+/// The aliases through which directories are writable.
 pub(super) fn writable_names(
     directories: &[PathBuf],
     policy: &ResolvedPolicy,
@@ -109,7 +109,7 @@ pub(super) fn writable_names(
 }
 
 /// Adds the regions, missing names and links of every alias. `metadata` is what is read-only inside of
-/// something writable without an entry that says so.
+/// something writable without an entry for it.
 pub(super) fn add_aliases(
     policy: &mut ResolvedPolicy,
     resolver: &mut Resolver<'_>,
@@ -136,8 +136,8 @@ pub(super) fn add_aliases(
     Ok(())
 }
 
-/// Drops what was made read-only for being protected where all around it has turned out to be denied: it is
-/// to take something away there, not to grant it.
+/// Drops protected metadata whose surroundings turned out to be denied: its read-only region would
+/// grant access there, not restrict it.
 pub(super) fn drop_metadata_in_denied(
     policy: &mut ResolvedPolicy,
     metadata: &[(PathBuf, Node)],
@@ -155,7 +155,7 @@ pub(super) fn drop_metadata_in_denied(
     }
 }
 
-/// Lowers the access of places that are seen through a mount.
+/// Lowers the access to aliases.
 fn lower(
     policy: &mut ResolvedPolicy,
     resolver: &mut Resolver<'_>,
@@ -174,7 +174,7 @@ fn lower(
     }
 }
 
-/// Whether an access is more than another.
+/// Whether `access` allows more than `most`.
 fn exceeds(access: AccessMode, most: AccessMode) -> bool {
     match most {
         AccessMode::Deny => access != AccessMode::Deny,
@@ -183,8 +183,8 @@ fn exceeds(access: AccessMode, most: AccessMode) -> bool {
     }
 }
 
-/// What is at a path, if it is seen through this mount. Every directory on the way is looked at, for it may
-/// have to keep its name.
+/// What is at a path, if it is visible through this mount. Looks up every directory of the path, since
+/// each may have to be pinned.
 fn visible_at(
     resolver: &mut Resolver<'_>,
     traces: &mut Vec<PathTrace>,
@@ -195,7 +195,7 @@ fn visible_at(
         ResolvedPath::Found(found, node) if found == path && node.identity.mount == mount => {
             Some((path, node))
         }
-        // Another mount covers it: it is not seen by this name.
+        // Another mount covers it.
         ResolvedPath::Found(..) | ResolvedPath::Missing(..) => None,
         ResolvedPath::Unreachable(obstacle) => {
             traces.push(PathTrace::blocked(path, obstacle));
@@ -204,7 +204,7 @@ fn visible_at(
     }
 }
 
-/// What belongs to the server is opened by no name, whatever the entries say.
+/// Restricts the server's files under every alias, whatever the entries say.
 fn restrict_server_files(
     policy: &mut ResolvedPolicy,
     resolver: &mut Resolver<'_>,
@@ -248,14 +248,14 @@ fn restrict_server_files(
         let names = mount_table.aliases(parent, node.identity.mount);
         places.extend(names.into_iter().map(|(name, _)| name.join(missing)));
     }
-    // Nor does an entry have any of it made.
+    // No entry may create them either.
     policy.missing_roots.retain(|root| !places.iter().any(|path| is_within(&root.path(), path)));
     Ok(())
 }
 
-/// What one entry denies, no other grants by another name of the same file.
+/// Denies a file under all paths that entries grant, if one entry denies it.
 fn deny_same_files(policy: &mut ResolvedPolicy, mount_table: &MountTable<'_>) {
-    // What is said of the whole disk is said of names, not of files.
+    // An entry for the whole disk applies to paths, not to files.
     let is_root = |path: &Path| path == Path::new("/");
     let file = |(path, region): &(PathBuf, Region)| {
         (!is_root(path)).then(|| mount_table.file(path, region.node)).flatten()
@@ -279,8 +279,7 @@ fn deny_same_files(policy: &mut ResolvedPolicy, mount_table: &MountTable<'_>) {
     }
 }
 
-/// An entry that names something inside of the kernel's file systems grants no more than one that names
-/// all of it.
+/// Limits entries for paths inside the kernel's file systems like entries for the whole file system.
 fn restrict_kernel_trees(policy: &mut ResolvedPolicy, kernel: &[Lowered]) {
     for (path, region) in &mut policy.regions {
         let tree = kernel.iter().find(|(_, _, mount)| *mount == region.node.identity.mount);
@@ -295,7 +294,7 @@ fn restrict_kernel_trees(policy: &mut ResolvedPolicy, kernel: &[Lowered]) {
     }
 }
 
-/// A name that may not come into being may not do so through another mount of its directory.
+/// Protects a missing name under every alias of its directory.
 fn protect_missing_aliases(
     policy: &mut ResolvedPolicy,
     mount_table: &MountTable<'_>,
@@ -313,7 +312,7 @@ fn protect_missing_aliases(
     policy.protected.append(&mut found);
 }
 
-/// A link that stays does so by every name.
+/// Pins a link under every alias.
 pub(super) fn pin_link_aliases(
     policy: &mut ResolvedPolicy,
     mount_table: &MountTable<'_>,
@@ -334,7 +333,7 @@ pub(super) fn pin_link_aliases(
     policy.pinned_links.extend(found);
 }
 
-/// Whether a path is seen through this mount. Looks at every directory on the way.
+/// Whether a path is visible through this mount. Looks up every directory of the path.
 fn is_visible_through(resolver: &mut Resolver<'_>, path: &Path, mount: u64) -> bool {
     matches!(
         resolver.resolve(path),
@@ -342,7 +341,7 @@ fn is_visible_through(resolver: &mut Resolver<'_>, path: &Path, mount: u64) -> b
     )
 }
 
-/// The kernel's file systems where they are not replaced by the sandbox's own.
+/// The kernel's file systems, where the sandbox does not replace them.
 fn kernel_trees(mounts: &[Mount]) -> impl Iterator<Item = Lowered> {
     let is_replaced =
         |path: &Path| ["/proc", "/dev"].iter().any(|tree| is_within(path, Path::new(tree)));
@@ -356,7 +355,7 @@ fn kernel_trees(mounts: &[Mount]) -> impl Iterator<Item = Lowered> {
     })
 }
 
-/// Where else the files of denied and read-only regions can be seen.
+/// Aliases of denied and read-only regions.
 fn aliases(
     policy: &ResolvedPolicy,
     mount_table: &MountTable<'_>,
@@ -365,7 +364,7 @@ fn aliases(
 ) -> Vec<Lowered> {
     let mut aliases = Vec::new();
     for (path, region) in &policy.regions {
-        // What is said of the whole disk is said of names, not of files.
+        // An entry for the whole disk applies to paths, not to files.
         if region.access == AccessMode::Write || path == Path::new("/") {
             continue;
         }
@@ -382,7 +381,7 @@ fn aliases(
     aliases
 }
 
-/// Where else protected metadata can be seen.
+/// Aliases of protected metadata.
 fn metadata_aliases(
     policy: &ResolvedPolicy,
     mount_table: &MountTable<'_>,
@@ -402,7 +401,7 @@ fn metadata_aliases(
     Ok(aliases)
 }
 
-/// The files that an entry names, as far as they may have other names.
+/// The files that entries name, as far as they may have aliases.
 fn named_files(
     policy: &ResolvedPolicy,
     mount_table: &MountTable<'_>,
@@ -412,8 +411,8 @@ fn named_files(
     entries.filter_map(|(path, region)| mount_table.file(path, region.node)).collect()
 }
 
-/// Whether an entry decides on what a mount shows rather than what is said of a directory above it: on a
-/// path between the two, in the file system.
+/// Whether a more specific entry decides on what a mount shows: one for a path between the directory
+/// and the mount's root, within the file system.
 fn has_entry_between(
     entries: &HashSet<File>,
     path: &Path,
@@ -427,19 +426,19 @@ fn has_entry_between(
     })
 }
 
-/// A file, whatever it is called: its file system, and its path below the root of that.
+/// Identifies a file: its file system, and its path within that.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct File {
     file_system: (u32, u32),
     inside: PathBuf,
 }
 
-/// The mounts, by what can be asked of them.
+/// The mount table, indexed.
 pub(super) struct MountTable<'m> {
     mounts: &'m [Mount],
     by_id: HashMap<u64, &'m Mount>,
-    /// Those of file systems that are mounted more than once. Not of `/proc`, of which a sandbox has its
-    /// own, and no other.
+    /// Mounts of file systems that are mounted more than once. Not `/proc`, since a sandbox sees only
+    /// its own.
     by_file_system: HashMap<(u32, u32), Vec<&'m Mount>>,
 }
 
@@ -454,8 +453,8 @@ impl<'m> MountTable<'m> {
         Self { mounts, by_id, by_file_system }
     }
 
-    /// Refuses a place whose other names cannot be told: its mount is not in the table, which has others
-    /// of the same file system (in a changed root, say).
+    /// Refuses a path whose aliases cannot be determined: its mount is not in the table, but others of
+    /// the same file system are (in a chroot, for example).
     fn require_known_mount(&self, path: &Path, node: Node) -> Result<(), PolicyError> {
         let is_known =
             self.by_id.get(&node.identity.mount).is_some_and(|mount| is_within(path, &mount.point));
@@ -464,24 +463,24 @@ impl<'m> MountTable<'m> {
         if is_known || !has_others() {
             return Ok(());
         }
-        let why = format!("`{}` is on a mount that it does not have", path.display());
+        let why = format!("`{}` is on a mount that the table does not list", path.display());
         Err(PolicyError::Mounts(why))
     }
 
-    /// Which file is at a path that is reached through a mount, if it may have other names.
+    /// The file at a path on a mount, if it may have aliases.
     fn file(&self, path: &Path, node: Node) -> Option<File> {
         let (mount, _) = self.others(node.identity.mount)?;
         let below = path.strip_prefix(&mount.point).ok()?;
         Some(File { file_system: mount.file_system, inside: join(&mount.root, below) })
     }
 
-    /// A mount, and all of its file system.
+    /// A mount, and all mounts of its file system.
     fn others(&self, mount: u64) -> Option<(&'m Mount, &[&'m Mount])> {
         let mount = *self.by_id.get(&mount)?;
         Some((mount, self.by_file_system.get(&mount.file_system)?))
     }
 
-    /// The names that a file, reached through a mount, has through others, each with its mount.
+    /// The aliases of a file through other mounts, with their mount ids.
     pub(super) fn aliases(&self, path: &Path, mount: u64) -> Vec<(PathBuf, u64)> {
         let mut names = Vec::new();
         let Some((mount, all)) = self.others(mount) else { return names };
@@ -495,7 +494,7 @@ impl<'m> MountTable<'m> {
         names
     }
 
-    /// Where parts of what is below a directory are mounted.
+    /// Mounts of directories below this one.
     fn partial_mounts(
         &self,
         path: &Path,
@@ -510,7 +509,7 @@ impl<'m> MountTable<'m> {
             .collect()
     }
 
-    /// Every other name of a file and of parts of it, and of what is mounted below it.
+    /// All aliases of a file, of parts of it, and of what is mounted below it.
     fn all_aliases(
         &self,
         path: &Path,

@@ -1,11 +1,11 @@
-//! Expanding glob patterns to the files that exist.
+//! Expands glob patterns to existing files.
 //!
-//! Invariant: bounded in depth, in names looked at and in matches, and refused beyond, never cut
-//! short: a pattern that was expanded only in part would deny less than asked. A directory that cannot be
-//! listed is reported. Links are matched but not searched; one that a pattern
-//! names on its way is followed, and kept. A name that only literals can match is looked up, not searched for.
-//! All below a matching directory is denied with it, but for what an entry grants there: that is searched
-//! like any other place.
+//! Invariant: the expansion is limited in depth, names and matches, and refused beyond that, never
+//! truncated: a partly expanded pattern would deny less than requested. A directory that cannot be
+//! listed is reported. Links are matched but not searched; a link that a pattern names explicitly is
+//! followed and pinned. A literal component is looked up, not searched for. Everything below a matching
+//! directory is denied with it, except what an entry grants there, which is searched like anything
+//! else.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -20,17 +20,17 @@ use super::paths::{is_within, order};
 use super::policy::PolicyError;
 use crate::Limits;
 
-/// A directory still to be looked at.
+/// A directory to visit.
 struct Pending {
     path: PathBuf,
     depth: usize,
-    /// Which patterns are how far.
+    /// The patterns and their positions.
     states: Vec<(usize, Position)>,
-    /// Denied already: of interest is only the way to what is granted below it.
+    /// Already denied: visit only paths to what is granted below it.
     denied: bool,
 }
 
-/// What entries grant, by every name that it has, in [`order`].
+/// Granted paths with all their aliases, in [`order`].
 pub(super) struct Granted(Vec<PathBuf>);
 
 impl Granted {
@@ -43,26 +43,26 @@ impl Granted {
         self.0.binary_search_by(|granted| order(granted, path)).is_ok()
     }
 
-    /// Whether it is one, or one is below it.
+    /// Whether a granted path is at or below this one.
     fn contains_within(&self, path: &Path) -> bool {
         let next = self.0.partition_point(|granted| order(granted, path).is_lt());
         self.0.get(next).is_some_and(|granted| is_within(granted, path))
     }
 }
 
-/// What expanding found.
+/// The result of an expansion.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Every path that one of the patterns matches.
     pub(super) matches: Vec<PathBuf>,
-    /// Where it could not look, and the links that it went through.
+    /// Directories that could not be listed, and links that were followed.
     pub(super) traces: Vec<PathTrace>,
-    /// The policy's own bound ended it before the patterns did.
+    /// The policy's own depth limit ended the expansion early.
     pub(super) truncated: bool,
 }
 
-/// Expands the patterns below their bases. `own_depth` is the policy's own bound, beyond which it asks
-/// for nothing; without one the patterns are expanded to their end or refused.
+/// Expands the patterns below their bases. `own_depth` is the policy's own limit, where the expansion
+/// ends; without one, the patterns are expanded completely or refused.
 pub(super) fn expand(
     globs: &[Glob],
     base: Option<&Path>,
@@ -89,7 +89,7 @@ pub(super) fn expand(
     let mut names_seen = 0;
     while let Some(directory) = pending.pop() {
         let (names, searched) = names_in(&directory, globs, resolver, &mut found.traces);
-        // The literal beginning of a pattern is no search, so it does not count as depth.
+        // Literal components are not searched, so they do not count as depth.
         let depth = directory.depth + usize::from(searched);
         names_seen += names.len();
         if names_seen > limits.glob_names {
@@ -116,7 +116,7 @@ pub(super) fn expand(
                 }
             }
             let mut kind = kind;
-            // The pattern names this link: it means what is behind it.
+            // The pattern names this link explicitly: it means the target.
             if kind == NodeKind::Link && !searched && !states.is_empty() {
                 let (resolved, trace) = PathTrace::follow(resolver, &path, AccessMode::Deny);
                 found.traces.push(trace);
@@ -128,7 +128,7 @@ pub(super) fn expand(
                 continue;
             }
             if kind == NodeKind::Directory && !states.is_empty() {
-                // The kernel's own trees have no files that a pattern which does not name them could mean.
+                // A pattern that does not name the kernel's trees does not mean files in them.
                 if searched && matches!(path.to_str(), Some("/proc" | "/sys")) {
                     continue;
                 }

@@ -1,8 +1,8 @@
-//! What deciding needs to know of the file system, behind one small trait.
+//! What deciding needs to know about the file system, as a trait.
 //!
-//! Invariant: nothing in `decide` or `plan` asks the machine anything except through [`Facts`], so
-//! both can be tested against a tree that exists only in memory. A [`Resolver`] asks for each path
-//! once, so a policy of many entries costs one lookup per distinct path.
+//! Invariant: `decide` and `plan` access the machine only through [`Facts`], so both can be tested with
+//! a tree in memory. A [`Resolver`] looks up each path once, so a policy costs one lookup per distinct
+//! path.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -11,20 +11,20 @@ use std::path::{Component, Path, PathBuf};
 
 use super::paths::parent;
 
-/// What a name in a directory stands for.
+/// The type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum NodeKind {
     /// A directory.
     Directory,
     /// A regular file.
     File,
-    /// A symbolic link, itself.
+    /// A symbolic link itself.
     Link,
-    /// A device, socket or fifo.
+    /// A device, socket or FIFO.
     Other,
 }
 
-/// Which file it is, however it is called: renaming keeps it, replacing changes it.
+/// Identifies a file independently of its name: renaming keeps it, replacing changes it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -33,28 +33,28 @@ pub struct Identity {
     pub device: (u32, u32),
     /// Inode number.
     pub inode: u64,
-    /// The mount it was reached through.
+    /// Id of the mount it was reached through.
     pub mount: u64,
 }
 
-/// A file system object.
+/// A file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Node {
-    /// What it is.
+    /// Its type.
     pub kind: NodeKind,
-    /// Which one it is.
+    /// Its identity.
     pub identity: Identity,
 }
 
-/// The questions that are asked of a file system. No method follows a link in the last component.
+/// Access to a file system. No method follows a link in the last component.
 pub trait Facts {
-    /// What is at this path.
+    /// Looks up a path.
     fn lookup(&self, path: &Path) -> io::Result<Node>;
-    /// Where this link points.
+    /// Reads a link.
     fn read_link(&self, path: &Path) -> io::Result<PathBuf>;
-    /// The names in a directory, `.` and `..` left out.
+    /// The names in a directory, without `.` and `..`.
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>>;
-    /// The names in a directory that are links, in order.
+    /// The names in a directory that are links, sorted.
     fn links(&self, path: &Path) -> io::Result<Vec<OsString>> {
         let names = self.list(path)?.into_iter();
         let links = names.filter(|(_, kind)| *kind == NodeKind::Link).map(|(name, _)| name);
@@ -64,65 +64,65 @@ pub trait Facts {
     }
     /// The first bytes of a small file.
     fn read_start(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// Everything that is mounted.
+    /// The mount table.
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         Ok(Vec::new())
     }
 }
 
-/// A mount, as the kernel's table tells of it.
+/// An entry of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Its number, as in [`Identity::mount`].
+    /// Mount id, as in [`Identity::mount`].
     pub id: u64,
-    /// The file system it shows. Mounts of the same file system show the same files.
+    /// Device of the file system. Mounts of the same file system show the same files.
     pub file_system: (u32, u32),
-    /// The directory of the file system that it shows.
+    /// The directory of the file system that is mounted.
     pub root: PathBuf,
-    /// Where it is.
+    /// The mount point.
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
 }
 
-/// What a path could not be followed beyond.
+/// Where the resolution of a path failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The directory that may not be entered, the file that is no directory, the link too many.
+    /// The directory that cannot be entered, the file that is no directory, or the link too many.
     pub path: PathBuf,
-    /// What the system said.
+    /// Error number of the system.
     pub errno: i32,
 }
 
 impl Obstacle {
-    /// The answer to looking something up in a directory.
+    /// A failed lookup in a directory.
     pub(super) fn looking_up(directory: &Path, error: &io::Error) -> Self {
         Self { path: directory.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
 }
 
-/// Where a path leads once every link in it has been followed.
+/// The result of resolving all links in a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResolvedPath {
-    /// It exists, under this name without links.
+    /// The path exists; its link-free form.
     Found(PathBuf, Node),
-    /// It does not: the last directory on the way that exists, and the names missing below it.
+    /// The path does not exist: the last existing directory, and the missing names below it.
     Missing(PathBuf, Vec<OsString>),
-    /// A component is not a directory or may not be entered, or the links go round in circles.
+    /// A component is not a directory or cannot be entered, or there are too many links.
     Unreachable(Obstacle),
 }
 
-/// Follows paths, remembering every answer for as long as one policy is being prepared.
+/// Resolves paths, caching lookups while one policy is prepared.
 pub struct Resolver<'a> {
     facts: &'a dyn Facts,
     known: HashMap<OsString, Option<Node>>,
-    /// Directories that are reached without links.
+    /// Directories whose path contains no links.
     link_free: HashSet<OsString>,
-    /// The last of them that was asked for: many paths of a policy are beside each other.
+    /// The last one used: many paths of a policy are in the same directory.
     last_link_free: OsString,
-    /// Every link met on the way, with its target, in the order met.
+    /// Every link followed, with its target, in order.
     pub links: Vec<(PathBuf, PathBuf)>,
-    /// Every directory that was entered and left again by `..`, in the order met.
+    /// Every directory that was left by `..`, in order.
     pub exited: Vec<PathBuf>,
 }
 
@@ -132,11 +132,11 @@ impl std::fmt::Debug for Resolver<'_> {
     }
 }
 
-/// As many links as the kernel follows in one path.
+/// Maximum links in one path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
 impl<'a> Resolver<'a> {
-    /// A resolver that knows nothing yet.
+    /// A resolver without cached lookups.
     pub fn new(facts: &'a dyn Facts) -> Self {
         Self {
             facts,
@@ -148,12 +148,12 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The facts behind it.
+    /// The underlying facts.
     pub fn facts(&self) -> &'a dyn Facts {
         self.facts
     }
 
-    /// What is at this path, links not followed; `Ok(None)` if nothing is.
+    /// Looks up a path without following links; `Ok(None)` if it does not exist.
     pub fn lookup(&mut self, path: &Path) -> io::Result<Option<Node>> {
         if let Some(known) = self.known.get(path.as_os_str()) {
             return Ok(*known);
@@ -167,19 +167,19 @@ impl<'a> Resolver<'a> {
         Ok(node)
     }
 
-    /// Everything that was found, by its path.
+    /// All lookups, by path.
     pub fn into_known(self) -> HashMap<OsString, Option<Node>> {
         self.known
     }
 
-    /// Follows every link of an absolute path. What it finds has one spelling.
+    /// Resolves all links of an absolute path.
     pub fn resolve(&mut self, path: &Path) -> ResolvedPath {
-        // In a directory that is known to be reached without links, one look is enough: at the name
-        // itself, for a slash after it would follow a link.
+        // In a directory that is known to be link-free, one lookup of the name is enough; a trailing
+        // slash would follow a link.
         if is_normal(path)
             && let Some(directory) = parent(path)
             && self.is_link_free(directory)
-            // Not worth remembering: few paths are named twice.
+            // Not cached: few paths are named twice.
             && let Ok(node) = self.facts.lookup(path)
             && node.kind != NodeKind::Link
         {
@@ -262,7 +262,7 @@ impl<'a> Resolver<'a> {
                 Ok(None) => {
                     here.pop();
                     let mut missing = vec![name];
-                    // What comes after `..` is not below the missing name, and is not reached without.
+                    // Names after a `..` are not below the missing name, and unreachable without it.
                     if pending.iter().all(|name| name != "..") {
                         missing.extend(pending.into_iter().rev());
                     }
@@ -277,7 +277,7 @@ impl<'a> Resolver<'a> {
         ResolvedPath::Found(here, node)
     }
 
-    /// What is at a directory on the way.
+    /// Looks up a directory of the path.
     fn directory(&mut self, path: &Path) -> Result<Node, Obstacle> {
         match self.lookup(path) {
             Ok(Some(node)) => Ok(node),
@@ -287,13 +287,13 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// Whether a path is spelled as a walk would spell it: no slash at its end, and no `.`, `..` or empty name.
+/// Whether a path is in normal form: no trailing slash, and no `.`, `..` or empty component.
 fn is_normal(path: &Path) -> bool {
     let names = path.as_os_str().as_encoded_bytes().split(|&byte| byte == b'/').skip(1);
     names.into_iter().all(|name| !matches!(name, b"" | b"." | b".."))
 }
 
-/// The names of a path, `..` among them.
+/// The components of a path, including `..`.
 fn names(path: &Path) -> impl Iterator<Item = &OsStr> {
     path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name),

@@ -1,7 +1,7 @@
-//! Git-style patterns: parsing and matching, without any file system.
+//! Parses and matches git-style patterns, without a file system.
 //!
-//! Invariant: matching goes component by component with a set of positions, so that its cost is
-//! bounded by names times pattern length, whatever the pattern (no backtracking across components).
+//! Invariant: matching proceeds by component with a set of positions, so its cost is bounded by the
+//! number of names times the pattern length (no backtracking across components).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -37,42 +37,42 @@ enum Token {
 /// Why a pattern cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// Nothing to match.
+    /// The pattern is empty.
     #[error("the pattern is empty")]
     Empty,
-    /// `!pattern` would take something back, which a denial cannot.
+    /// `!pattern` would make an exception, which a denial cannot.
     #[error("a pattern that denies cannot be negated")]
     Negated,
     /// `[` without `]`.
     #[error("a character class is not closed")]
     OpenClass,
-    /// `[:name:]` with a name that is none of POSIX's.
+    /// `[:name:]` with a name that POSIX does not define.
     #[error(
         "a character class has an unknown name; `[:alpha:]`, `[:digit:]` and the like are known"
     )]
     UnknownClass,
-    /// Git drops a blank at the end of a pattern, others take it for a part of the name.
+    /// Git ignores a trailing space, other tools include it in the name.
     #[error("the pattern ends with a blank; write `\\ ` for a name that does")]
     TrailingBlank,
-    /// `..` would leave the directory the pattern is relative to.
+    /// `..` would leave the base directory.
     #[error("`..` is not allowed in a pattern")]
     Parent,
-    /// Alternatives, which git's patterns do not have: taken for a name, they would deny nothing.
+    /// Alternatives, which git's patterns lack: taken literally, they would deny nothing.
     #[error("`{{` is not allowed in a pattern; write one pattern for each alternative, or `\\{{`")]
     Braces,
-    /// NUL is in no file name.
+    /// No file name contains NUL.
     #[error("the pattern contains a NUL byte")]
     Nul,
 }
 
-/// Where in a pattern a walk stands; [`Glob::START`] at the base directory.
+/// A position in a pattern; [`Glob::START`] is at the base directory.
 pub type Position = usize;
 
 impl Glob {
     /// The position before the first component.
     pub const START: Position = 0;
 
-    /// Reads a pattern as `.gitignore` would.
+    /// Parses a pattern as in `.gitignore`.
     pub fn parse(pattern: &str) -> Result<Self, GlobError> {
         if pattern.contains('\0') {
             return Err(GlobError::Nul);
@@ -99,7 +99,7 @@ impl Glob {
         }
         for name in &names {
             let part = parse_name(name.as_bytes())?;
-            // `**/**` is `**`, and two of them would only double the positions.
+            // `**/**` equals `**`, and would only double the positions.
             if part != Part::AnyDepth || parts.last() != Some(&Part::AnyDepth) {
                 parts.push(part);
             }
@@ -110,8 +110,8 @@ impl Glob {
         Ok(Self { parts, absolute, directories_only })
     }
 
-    /// Steps from `position` over one name: the positions to continue with are pushed on `next`;
-    /// true if the pattern matches here. `from` has to be closed (see [`Glob::close`]).
+    /// Advances from `position` over one name: pushes the next positions on `next`; true if the pattern
+    /// matches here. The positions must be closed (see [`Glob::close`]).
     pub fn step(&self, position: Position, name: &OsStr, next: &mut Vec<Position>) -> bool {
         let name = name.as_bytes();
         let matched = match &self.parts[position] {
@@ -131,7 +131,7 @@ impl Glob {
         false
     }
 
-    /// Pushes `position` and, where it stands before a `**`, the position after that too.
+    /// Pushes `position` and, before a `**`, also the position after it.
     pub fn close(&self, position: Position, next: &mut Vec<Position>) {
         if !next.contains(&position) {
             next.push(position);
@@ -141,7 +141,7 @@ impl Glob {
         }
     }
 
-    /// The one name that can match at this position, if only one can.
+    /// The only name that can match at this position, if there is one.
     pub fn literal(&self, position: Position) -> Option<&OsStr> {
         match &self.parts[position] {
             Part::Literal(name) => Some(OsStr::from_bytes(name)),
@@ -149,7 +149,7 @@ impl Glob {
         }
     }
 
-    /// Whether a path, relative to the base, matches as a whole.
+    /// Whether the pattern matches this path relative to the base.
     pub fn matches<'n>(&self, names: impl IntoIterator<Item = &'n OsStr>) -> bool {
         let mut positions = Vec::new();
         self.close(Self::START, &mut positions);
@@ -237,14 +237,14 @@ fn parse_class(name: &[u8], mut at: usize) -> Result<(Token, usize), GlobError> 
     }
 }
 
-/// Bytes that a class has.
+/// Byte ranges of a class.
 type Ranges = &'static [(u8, u8)];
 
-/// `[:name:]` at this place of a class, if there is one: its ranges and what comes after it.
+/// Parses `[:name:]` at this position of a class: its ranges and the position after it.
 fn parse_named_class(pattern: &[u8], at: usize) -> Result<Option<(Ranges, usize)>, GlobError> {
     let Some(rest) = pattern[at..].strip_prefix(b"[:") else { return Ok(None) };
     let end = rest.iter().position(|&byte| byte == b']').ok_or(GlobError::OpenClass)?;
-    // Otherwise the bracket stands for itself.
+    // Otherwise the bracket is literal.
     let Some(name) = rest[..end].strip_suffix(b":") else { return Ok(None) };
     let ranges: Ranges = match name {
         b"alnum" => &[(b'0', b'9'), (b'A', b'Z'), (b'a', b'z')],
@@ -264,7 +264,7 @@ fn parse_named_class(pattern: &[u8], at: usize) -> Result<Option<(Ranges, usize)
     Ok(Some((ranges, at + 2 + end + 1)))
 }
 
-/// Matches one name, with the usual single point of return to the last `*`.
+/// Matches one name, backtracking only to the last `*`.
 fn wild(tokens: &[Token], name: &[u8]) -> bool {
     let (mut t, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_match_as_git_matches_them() {
+    fn patterns_match_like_git() {
         for (pattern, yes, no) in [
             (".env", &[".env", "a/.env", "a/b/.env"][..], &["env", ".env/x", "a.env"][..]),
             ("**/.env", &[".env", "a/.env", "a/b/.env"], &["a/.envx"]),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_denial_can_mean_is_refused() {
+    fn meaningless_patterns_are_refused() {
         for (pattern, error) in [
             ("", GlobError::Empty),
             ("/", GlobError::Empty),

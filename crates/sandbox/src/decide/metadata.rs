@@ -1,12 +1,11 @@
-//! Protected metadata: what belongs to the tools around a project, not to what runs inside it.
+//! Protects metadata of the tools around a project from the commands that run in it.
 //!
 //! Invariant: below every writable root the top-level [`NAMES`] stay read-only unless an entry names
-//! them; in a workspace root they cannot come into being either. What `.git` leads to, by a link, a
-//! pointer file or a `commondir` file, is protected with it, whether it exists yet or not; and so is what
-//! the links lead to that are right inside of one of them, or among a repository's hooks. Otherwise a
-//! command could leave a hook behind that runs later, outside the sandbox. Where one of them leads to a
-//! writable directory that the root itself is in, nothing can be protected without taking the root away:
-//! such a policy is refused.
+//! them; in a workspace root they cannot be created either. Also protected, whether it exists or not,
+//! is what `.git` leads to by a link, a pointer file or a `commondir` file, and the targets of links
+//! directly inside these or among a repository's hooks. Otherwise a command could leave a hook that
+//! runs later, outside the sandbox. If one of them leads to a writable directory around the root
+//! itself, protecting it would take the root away: the policy is refused.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -24,14 +23,14 @@ use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
 /// The protected names.
 pub(crate) const NAMES: [&str; 3] = [".git", ".agents", ".codex"];
 
-/// As many names as may be missing on the way to something: each becomes a directory for a while.
+/// Maximum missing names in a path: each becomes a directory for a while.
 pub(super) const MAX_MISSING: usize = 64;
 
-/// Where in a git directory links are looked for besides right inside: where hooks, attributes and the
-/// names of other object stores are.
+/// Subdirectories of a git directory that are also searched for links: hooks, attributes and names of
+/// other object stores.
 const IN_GIT: [&str; 3] = ["hooks", "info", "objects/info"];
 
-/// The names in a git directory by which git finds what it runs or trusts.
+/// Names in a git directory that git uses for what it runs or trusts.
 const GIT_NAMES: [&str; 13] = [
     "HEAD",
     "commondir",
@@ -48,12 +47,12 @@ const GIT_NAMES: [&str; 13] = [
     "worktrees",
 ];
 
-/// As many links as are followed in one directory: each may cost a mount.
+/// Maximum links to follow in one directory: each may cost a mount.
 const MAX_LINKS: usize = 1_024;
 
-/// Adds the read-only regions and protected names of every writable root. Returns all that is protected
-/// and that no entry names, in a writable place or not: it may be seen in one through another mount.
-/// `unnamed` has an access for another reason than an entry.
+/// Adds the read-only regions and protected names of every writable root. Returns all protected paths
+/// that no entry names, writable or not: they may be writable through another mount. The paths in
+/// `unnamed` have an access that no entry has set.
 pub(super) fn protect(
     policy: &mut ResolvedPolicy,
     workspace_roots: &[PathBuf],
@@ -71,7 +70,7 @@ pub(super) fn protect(
         .map(|(path, _)| path)
         .filter(|path| !workspaces.contains(*path));
     let roots: Vec<&PathBuf> = writable.chain(&workspaces).collect();
-    // Decided on the entries alone, before any of the additions below.
+    // Decide on the entries alone, before the additions below.
     let mut found = Protected {
         resolver,
         traces,
@@ -138,20 +137,20 @@ fn unreadable(name: &Path, at: &Path, error: &io::Error) -> PolicyError {
     }
 }
 
-/// What has to be protected, as it is found.
+/// Collects what must be protected.
 struct Protected<'r, 'f> {
     resolver: &'r mut Resolver<'f>,
     traces: &'r mut Vec<PathTrace>,
-    /// The root whose names are looked at.
+    /// The current root.
     root: PathBuf,
     places: Vec<(PathBuf, Node)>,
     missing: Vec<ProtectedName>,
-    /// Names by which a directory is used that the root itself is in, and that directory.
+    /// Names that lead to a directory around the root, with that directory.
     enclosing: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Protected<'_, '_> {
-    /// One of the names, which exists.
+    /// Protects one of the names, which exists.
     fn name(&mut self, path: &Path, node: Node) -> Result<(), PolicyError> {
         let is_git = path.file_name() == Some(OsStr::new(".git"));
         let (target, node) = if node.kind == NodeKind::Link {
@@ -174,8 +173,8 @@ impl Protected<'_, '_> {
             NodeKind::File => {
                 let text = self.read(&target)?;
                 let Some(text) = text.strip_prefix(b"gitdir:") else { return Ok(()) };
-                // git takes it from where the name is; others from where the file is, which is somewhere
-                // else if the name is a link.
+                // git resolves it relative to the name's directory; other tools relative to the file's,
+                // which differs if the name is a link.
                 let mut enclosing: Vec<&Path> =
                     [path, &target].into_iter().filter_map(Path::parent).collect();
                 enclosing.dedup();
@@ -192,7 +191,7 @@ impl Protected<'_, '_> {
         }
     }
 
-    /// A directory of git's: what its links lead to, and the directory that it shares with others.
+    /// Protects a git directory: the targets of its links, and its common directory.
     fn git_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
         self.links_in_git(directory)?;
         self.common_directory(directory)
@@ -209,7 +208,7 @@ impl Protected<'_, '_> {
                 self.links_in(&target, |_| false)?;
             }
         }
-        // The root may be a directory that git uses by its name: the hooks, say.
+        // The root may be a directory that git uses, such as the hooks.
         let inside = self.root.strip_prefix(directory).ok();
         if inside.is_some_and(|inside| GIT_NAMES.iter().any(|known| inside == Path::new(known))) {
             self.enclosing.push((self.root.clone(), self.root.clone()));
@@ -217,7 +216,7 @@ impl Protected<'_, '_> {
         Ok(())
     }
 
-    /// Protects what the links right inside of a directory lead to, some of which are used by their names.
+    /// Protects the targets of links in a directory; `is_used` tells which names tools use.
     fn links_in(
         &mut self,
         directory: &Path,
@@ -229,7 +228,8 @@ impl Protected<'_, '_> {
         }
         let links = match facts.links(directory) {
             Ok(links) => links,
-            // Its mode cannot be changed inside. Whoever could before could also write to it.
+            // Its mode cannot be changed inside; a process that could change it before could also write
+            // to it.
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
             Err(error) => return Err(unreadable(directory, directory, &error)),
         };
@@ -250,7 +250,7 @@ impl Protected<'_, '_> {
         Ok(())
     }
 
-    /// A worktree's directory names the one it shares with others, where hooks and configuration are.
+    /// Protects the common directory of a worktree, which contains hooks and configuration.
     fn common_directory(&mut self, directory: &Path) -> Result<(), PolicyError> {
         let file = directory.join("commondir");
         match self.resolver.facts().lookup(&file) {
@@ -276,8 +276,8 @@ impl Protected<'_, '_> {
         self.resolver.facts().read_start(path).map_err(|error| unreadable(path, path, &error))
     }
 
-    /// The same for a path that tools outside use by its name, so that it must not lead to what stays
-    /// writable.
+    /// Like `follow`, for a path that tools outside use by name: it must not lead to something that
+    /// stays writable.
     fn follow_used(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
         let found = self.follow(path)?;
         if is_within(&self.root, &found.0) {
@@ -286,9 +286,9 @@ impl Protected<'_, '_> {
         Some(found)
     }
 
-    /// Protects what a path leads to, and the links on its way; `None` if it leads nowhere yet.
+    /// Protects the target of a path and the links on the way; `None` if it does not exist yet.
     fn follow(&mut self, path: &Path) -> Option<(PathBuf, Node)> {
-        // As for something denied: the links stay, and what blocks the way must not give way.
+        // As for a denied path: links are pinned, and obstacles must be permanent.
         let (target, mut trace) = PathTrace::follow(self.resolver, path, AccessMode::Deny);
         trace.target = None;
         trace.implied = true;
@@ -310,8 +310,8 @@ impl Protected<'_, '_> {
     }
 }
 
-/// The paths that a pointer may mean: what git takes it for, which is all but the line ends after it,
-/// blanks included; and the first line without blanks, as others may read it.
+/// The paths that a pointer may mean: for git, everything up to the trailing line ends, including
+/// spaces; for other tools, the first line without surrounding spaces.
 fn paths(text: &[u8]) -> impl Iterator<Item = &OsStr> {
     let exact = text.strip_prefix(b" ").unwrap_or(text);
     let ends = exact.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();

@@ -1,4 +1,4 @@
-//! Decide: a policy and a file system in, an access for every path out. Pure.
+//! Decide: resolves a policy against a file system to an access for every path. Pure.
 
 pub(crate) mod access;
 mod alias;

@@ -1,9 +1,9 @@
-//! The way to what a policy names, and whether somebody inside a sandbox could have laid it.
+//! How a path of a policy was resolved, and whether a sandboxed process could have influenced that.
 //!
-//! Invariant: no grant goes through a link that a sandboxed process could have put there, and no
-//! denial or protection is left out because its way is blocked by something that a sandboxed process
-//! could remove. Both are refused, naming what is in the way. A link on the way to something that is
-//! taken away keeps its place instead: it is pinned.
+//! Invariant: no grant goes through a link that a sandboxed process could have created, and no denial
+//! or protection is omitted because of an obstacle that a sandboxed process could remove. Both are
+//! refused, naming the link or the obstacle. A link on the way to something restricted is pinned
+//! instead.
 
 use std::path::{Path, PathBuf};
 
@@ -15,28 +15,27 @@ use super::paths::parent;
 use super::policy::{PolicyError, ResolvedPolicy};
 use super::writable_history::WritableHistory;
 
-/// What was met on the way to one entry, where it is not plain.
+/// The links and obstacles on the way to one path.
 #[derive(Debug, Clone)]
 pub(super) struct PathTrace {
-    /// As the entry names it.
+    /// The path as the entry names it.
     pub(super) name: PathBuf,
     pub(super) access: AccessMode,
-    /// What it leads to, or would.
+    /// The resolved path, or what it would be.
     pub(super) target: Option<PathBuf>,
     /// Links that were followed.
     pub(super) links: Vec<PathBuf>,
-    /// Directories that were entered and left again by `..`: a link in the place of one would lead
-    /// elsewhere.
+    /// Directories that were left by `..`: a link in place of one would lead elsewhere.
     pub(super) exited: Vec<PathBuf>,
-    /// What it could not be followed beyond.
+    /// Where the resolution failed.
     pub(super) obstacle: Option<Obstacle>,
-    /// Not named by the policy, but found in what it protects: tools outside follow it as it is now,
-    /// whoever laid it, so what it leads to now is what has to be protected.
+    /// Not named by the policy, but implied by what it protects. Tools outside follow these links as
+    /// they are now, whoever created them, so the current target must be protected.
     pub(super) implied: bool,
 }
 
 impl PathTrace {
-    /// Resolves a path, and remembers how.
+    /// Resolves a path and records how.
     pub(super) fn follow(
         resolver: &mut Resolver<'_>,
         path: &Path,
@@ -57,19 +56,19 @@ impl PathTrace {
         (implied, Self { name, access, target, links, exited, obstacle, implied: false })
     }
 
-    /// Whether every component of it was what it seems.
+    /// Whether the path has no links, no `..` and no obstacle.
     pub(super) fn is_direct(&self) -> bool {
         self.links.is_empty() && self.exited.is_empty() && self.obstacle.is_none()
     }
 
-    /// The way to something that is denied or protected, blocked as it is.
+    /// A trace of a restricted path that cannot be resolved.
     pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
         let access = AccessMode::Deny;
         let (links, exited) = (Vec::new(), Vec::new());
         Self { name, access, target: None, links, exited, obstacle: Some(obstacle), implied: false }
     }
 
-    /// What the entry does to what is said of the place around it.
+    /// How the entry changes the access around it.
     fn effect(&self, policy: &ResolvedPolicy) -> Effect {
         let around =
             self.target.as_deref().and_then(parent).map(|above| policy.access.access(above));
@@ -78,13 +77,13 @@ impl PathTrace {
                 Effect::Restricts
             }
             (AccessMode::Read, Some(AccessMode::Read)) => Effect::None,
-            // Even where all around is writable: what is named is not protected as metadata.
+            // Even where everything around is writable: a named path is not protected as metadata.
             _ => Effect::Grants,
         }
     }
 }
 
-/// What an entry does to the access around it.
+/// How an entry changes the access around it.
 #[derive(Debug, PartialEq, Eq)]
 enum Effect {
     Grants,
@@ -92,8 +91,8 @@ enum Effect {
     None,
 }
 
-/// Refuses the ways that cannot be trusted, and pins the links to what is denied. To be asked once the
-/// access of every entry is known.
+/// Refuses traces that cannot be trusted, and pins links to restricted paths. Call it once the access
+/// of every entry is known.
 pub(super) fn check(
     traces: &[PathTrace],
     policy: &mut ResolvedPolicy,
@@ -103,13 +102,13 @@ pub(super) fn check(
 ) -> Result<(), PolicyError> {
     for trace in traces {
         let effect = trace.effect(policy);
-        // What takes something away goes by the way as it is now, whoever laid it: what can change while
-        // the sandbox runs is pinned, and the rest stays.
+        // A restriction uses the current links, whoever created them: those that can change while the
+        // sandbox runs are pinned, and the others stay.
         let restricts = effect == Effect::Restricts;
         let sandbox_could_create =
             |directory: &Path| !trace.implied && writable_history.covers(directory);
         for link in trace.links.iter().filter(|_| effect != Effect::None) {
-            // By every name that its directory has: a link is laid by any of them.
+            // Through every alias of its directory, since a link can be created through any of them.
             for directory in directory_aliases(parent(link).unwrap_or(link), resolver, mounts) {
                 let is_writable = policy.access.access(&directory) == AccessMode::Write;
                 if is_writable && restricts {
@@ -131,7 +130,7 @@ pub(super) fn check(
                 let is_writable = policy.access.access(&above) == AccessMode::Write;
                 if is_writable && restricts {
                     let pinned = above.join(directory.file_name().unwrap_or_default());
-                    // Looked at, with every directory on the way: each has to keep its name.
+                    // Looked up with every directory of the path, since each must be pinned.
                     if let ResolvedPath::Found(pinned, _) = resolver.resolve(&pinned)
                         && let Ok(Some(_)) = resolver.lookup(&pinned)
                     {
@@ -159,7 +158,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The names of a directory, through every mount that shows it.
+/// The paths of a directory, through every mount that shows it.
 fn directory_aliases(
     directory: &Path,
     resolver: &mut Resolver<'_>,
@@ -173,18 +172,19 @@ fn directory_aliases(
     directory_aliases
 }
 
-/// Whether nobody inside can clear an obstacle, so that what lies behind it needs no protection.
+/// Whether nothing inside the sandbox can remove an obstacle, so that what is behind it needs no
+/// protection.
 fn is_permanent(obstacle: &Obstacle, is_changeable: impl Fn(&Path) -> bool) -> bool {
     match obstacle.errno {
-        // Its owner can open it, where its mode can be changed.
+        // Its owner can open it, if its mode can be changed.
         libc::EACCES => !is_changeable(&obstacle.path),
-        // The links on the way are pinned, or were refused.
+        // The links have been pinned or refused.
         libc::ELOOP => true,
-        // It can be replaced, where names can be changed.
+        // It can be replaced, if its directory is writable.
         libc::ENOTDIR | libc::ENOENT => {
             !is_changeable(parent(&obstacle.path).unwrap_or(&obstacle.path))
         }
-        // Nothing is known of what is there.
+        // Nothing is known about it.
         _ => false,
     }
 }

@@ -1,15 +1,15 @@
-//! Paths as bytes: order, nesting and ancestors without looking at components one by one.
+//! Path order, nesting and ancestors, comparing bytes instead of components.
 //!
-//! Invariant: the paths here are absolute and normal, so a byte comparison that puts `/` before every
-//! other byte puts each directory right before all that is below it. Comparing by components, as the
-//! standard library does, costs several times as much, and a policy compares often.
+//! Invariant: paths here are absolute and normal. A byte comparison that sorts `/` before every other
+//! byte sorts each directory directly before everything below it. Comparing components, as the standard
+//! library does, costs several times as much.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Parents before children, children right after their parents.
+/// Sorts parents before children, and children directly after their parents.
 pub(crate) fn order(a: &Path, b: &Path) -> Ordering {
     let (a, b) = (a.as_os_str().as_bytes(), b.as_os_str().as_bytes());
     match a.iter().zip(b).position(|(a, b)| a != b) {
@@ -28,7 +28,7 @@ pub(crate) fn is_within(path: &Path, above: &Path) -> bool {
         && (path.len() == above.len() || above == b"/" || path[above.len()] == b'/')
 }
 
-/// The path without its last name; `None` for the root.
+/// The parent directory; `None` for the root.
 pub(crate) fn parent(path: &Path) -> Option<&Path> {
     let bytes = path.as_os_str().as_bytes();
     let slash = bytes.iter().rposition(|&byte| byte == b'/')?;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agrees_with_components() {
+    fn byte_order_agrees_with_component_order() {
         let paths =
             ["/", "/a", "/a/b", "/a/b/c", "/a-b", "/a.b", "/ab", "/b", "/b/a"].map(Path::new);
         for a in paths {

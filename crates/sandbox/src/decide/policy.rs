@@ -1,7 +1,7 @@
-//! From intent to places: a [`SandboxContext`] resolved against one file system.
+//! Resolves a [`SandboxContext`] against a file system.
 //!
-//! Invariant: every path in a [`ResolvedPolicy`] is free of links, so that the kernel, which works
-//! on what a name leads to, and the entries, which are names, speak of the same thing.
+//! Invariant: every path in a [`ResolvedPolicy`] is link-free, so entries and kernel refer to the same
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ use super::writable_history::WritableHistory;
 use super::{alias, expand, metadata};
 use crate::{Limits, OwnFiles};
 
-/// What a program needs to start; those that exist.
+/// What a program needs to start, as far as it exists.
 pub const MINIMAL: [&str; 8] =
     ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "/nix/store", "/run/current-system/sw"];
 
@@ -31,162 +31,163 @@ pub const MINIMAL: [&str; 8] =
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// An entry is relative to a directory nobody named.
+    /// An entry is relative to a working directory that the request does not name.
     #[error("the policy is relative to a working directory, but the request names none; set `cwd`")]
     CwdNeeded,
-    /// A pattern that allows.
+    /// A pattern grants access.
     #[error("pattern `{0}` allows something; glob patterns can only deny")]
     GlobAllows(String),
-    /// A pattern that means nothing.
+    /// A pattern is invalid.
     #[error("pattern `{pattern}` cannot be used: {source}")]
     GlobInvalid {
-        /// As it came.
+        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         source: GlobError,
     },
-    /// More files match than can be hidden one by one.
+    /// The patterns match more files than can be hidden one by one.
     #[error(
         "the glob patterns match more than {0} files; deny a directory instead, or narrow them"
     )]
     GlobMatches(usize),
-    /// The tree below the patterns is too large to look through.
+    /// The patterns cover a tree that is too large to search.
     #[error("the glob patterns cover more than {0} files; lower `glob_scan_max_depth`")]
     GlobScan(usize),
-    /// A policy longer than any real one.
+    /// The policy has too many entries.
     #[error("the policy has {found} entries; at most {limit} are enforced")]
     Entries {
-        /// As many as came.
+        /// Their number.
         found: usize,
-        /// As many as are allowed.
+        /// The maximum.
         limit: usize,
     },
-    /// `subpath` has to stay below the workspace root.
+    /// A `subpath` leaves the workspace root.
     #[error("subpath `{0}` of project_roots leaves the workspace root")]
     Subpath(String),
-    /// A pattern reaches deeper than it was expanded.
+    /// A pattern reaches deeper than the maximum depth.
     #[error(
         "the glob patterns reach below `{0}`, deeper than the server expands them; set \
          `glob_scan_max_depth`, or narrow them"
     )]
     GlobDepth(PathBuf),
-    /// A grant by way of a link that may lead anywhere tomorrow.
+    /// A grant leads through a link that a sandboxed process could change.
     #[error(
         "`{}` cannot be granted: `{}` is a link in a directory that sandboxed processes can write \
          to; grant its target, or replace it with a directory",
         .name.display(), .link.display()
     )]
     Link {
-        /// As the policy names it.
+        /// The path as the policy names it.
         name: PathBuf,
         /// The link.
         link: PathBuf,
     },
-    /// What is named cannot be looked at, so it cannot be protected.
+    /// A path cannot be resolved, so it can be neither protected nor granted.
     #[error("`{}` cannot be protected or granted: `{}`: {why}", .name.display(), .at.display())]
     Unreachable {
-        /// As the policy names it, or as it follows from what it names.
+        /// The path, as the policy names it or implies it.
         name: PathBuf,
-        /// Where it ends.
+        /// Where the resolution fails.
         at: PathBuf,
-        /// What the system said.
+        /// The reason.
         why: String,
     },
-    /// What processes have in `/proc` is one thing for the server and another inside.
+    /// A path leads through a per-process part of `/proc`, which differs between server and sandbox.
     #[error(
-        "`{}` leads through `{}`, a process's own part of /proc, which is another for the sandbox than for \
-         the server; name the place it leads to",
+        "`{}` leads through `{}`, a per-process part of /proc, which differs between the sandbox and the \
+         server; name its target instead",
         .name.display(), .at.display()
     )]
     Process {
-        /// As the policy names it.
+        /// The path as the policy names it.
         name: PathBuf,
-        /// What belongs to a process.
+        /// The per-process part.
         at: PathBuf,
     },
-    /// Without the mounts nobody knows what else leads to a place.
+    /// The mount table is not usable, so aliases cannot be determined.
     #[error("cannot read the mount table: {0}")]
     Mounts(String),
-    /// A denial of something this version does not know cannot be kept.
+    /// The policy denies a kind of special path that this version does not know.
     #[error("the policy denies a special path of unknown kind: {0}")]
     UnknownDenied(String),
 }
 
-/// What a policy is resolved against besides the file system.
+/// What a policy is resolved against, besides the file system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Surroundings<'a> {
-    /// The directory the process runs in, used where the context has no `cwd`.
+    /// Working directory of the process, used if the context has no `cwd`.
     pub cwd: Option<&'a Path>,
     /// `$TMPDIR` of the process.
     pub tmpdir: Option<&'a OsStr>,
 }
 
-/// A place that exists, and the access of the entry that named it.
+/// An existing path with the access of its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// What may be done there and below.
+    /// Access to the path and everything below it.
     pub access: AccessMode,
-    /// What is there.
+    /// The file at the path.
     pub node: Node,
-    /// Denied because it is the server's own.
+    /// Denied because it belongs to the server.
     pub is_server_file: bool,
 }
 
-/// A name that has to stay absent.
+/// A name that must stay absent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProtectedName {
-    /// The directory that exists.
+    /// The existing directory.
     pub parent: PathBuf,
-    /// What is missing below it; the last is the one that is protected.
+    /// The missing names below it; the last one is the protected name.
     pub missing: Vec<OsString>,
-    /// What the entry said: read, or deny.
+    /// The access of the entry: read or deny.
     pub access: AccessMode,
 }
 
-/// A policy with every name resolved.
+/// A policy with all paths resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedPolicy {
-    /// The access of every named path, whether it exists or not.
+    /// The access of every named path, existing or not.
     pub access: AccessMap,
-    /// Places that exist, parents first (see `order`).
+    /// Existing paths, parents first (see `paths::order`).
     pub regions: Vec<(PathBuf, Region)>,
-    /// Names that may not come into being.
+    /// Names that must not be created.
     pub protected: Vec<ProtectedName>,
-    /// Links met while resolving, with their targets.
+    /// Links followed while resolving, with their targets.
     pub links: BTreeMap<PathBuf, PathBuf>,
-    /// Links that may be neither replaced nor removed.
+    /// Links that must be neither replaced nor removed.
     pub pinned_links: BTreeMap<PathBuf, Node>,
-    /// Directories that may be neither replaced nor removed.
+    /// Directories that must be neither replaced nor removed.
     pub pinned_directories: BTreeSet<PathBuf>,
-    /// Everything that was looked at on the way.
+    /// All lookups.
     pub known: HashMap<OsString, Option<Node>>,
-    /// Places that are to be written and do not exist.
+    /// Writable paths that do not exist.
     pub missing_roots: Vec<MissingRoot>,
-    /// The policy's own bound kept patterns from being expanded as deep as they go.
+    /// The policy's own depth limit truncated the expansion of patterns.
     pub globs_truncated: bool,
-    /// Whether the network can be reached.
+    /// Whether the network is available.
     pub network: NetworkPolicy,
 }
 
-/// A place that is to be written and does not exist.
+/// A writable path that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingRoot {
-    /// The directory that exists, without links.
+    /// The existing directory, link-free.
     pub parent: PathBuf,
-    /// The names that are missing below it.
+    /// The missing names below it.
     pub missing: Vec<OsString>,
 }
 
 impl MissingRoot {
-    /// Where it is to be.
+    /// The path to create.
     pub(super) fn path(&self) -> PathBuf {
         let mut path = self.parent.clone();
         path.extend(&self.missing);
         path
     }
 
-    /// Whether it has to be made for the entry to grant anything. Where all around is writable the
-    /// process makes what it likes, a file perhaps; and nobody's metadata is touched.
+    /// Whether it must be created for the entry to grant anything. If the directory around it is
+    /// writable, the process can create what it needs, perhaps a file; protected metadata is never
+    /// created.
     fn is_needed(&self, access: &AccessMap) -> bool {
         let path = self.path();
         let is_metadata = |name: &OsStr| metadata::NAMES.iter().any(|known| name == *known);
@@ -196,21 +197,21 @@ impl MissingRoot {
     }
 }
 
-/// What a server knows besides the policy and the file system.
+/// What the server contributes to resolving a policy.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerState<'a> {
-    /// Files of its own that no policy opens.
+    /// Files of the server that no policy opens.
     pub own_files: &'a OwnFiles,
-    /// Where its sandboxes could have put links.
+    /// Where its sandboxes could have created links.
     pub writable_history: &'a WritableHistory,
 }
 
-/// What there is to enforce.
+/// What a policy restricts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolved {
     /// Nothing.
     Unrestricted,
-    /// The network, and files of the server that no policy opens; all else is writable.
+    /// The network, and the server's own files; everything else is writable.
     NetworkOnly(Box<ResolvedPolicy>),
     /// Paths, and the network if it is restricted.
     Restricted(Box<ResolvedPolicy>),
@@ -270,7 +271,7 @@ pub fn resolve(
     let roots: Vec<PathBuf> = roots
         .iter()
         .filter_map(|root| match resolver.resolve(root) {
-            // Remembered, for it may have to keep its name.
+            // Cached, because it may have to be pinned.
             ResolvedPath::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
             _ => None,
         })
@@ -306,8 +307,8 @@ pub fn resolve(
     )?;
     alias::drop_metadata_in_denied(&mut policy, &metadata, &server_files);
     path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
-    // Only where it could be created does a missing name need protection, and only where it could be
-    // replaced a link or a directory.
+    // A missing name needs protection only where it could be created; a link or a directory only where
+    // it could be replaced.
     let access = &policy.access;
     let is_writable = |path: &Path| access.access(path) == AccessMode::Write;
     policy.protected.retain(|name| is_writable(&name.parent));
@@ -315,13 +316,13 @@ pub fn resolve(
     policy.pinned_directories.retain(|directory| parent(directory).is_some_and(is_writable));
     policy.missing_roots.retain(|root| root.is_needed(access));
     policy.protected.sort();
-    // Nor does one below another that may not come into being.
+    // Nor does a name below another protected one.
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing.starts_with(&b.missing));
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
 }
 
-/// A policy that leaves the file system as it is: all of it is writable, but for the server's credentials.
-/// Those that do not exist yet are left alone: there is nothing to read.
+/// A policy that restricts only the network: everything is writable except the server's credentials.
+/// Missing ones need no protection, since there is nothing to read.
 fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, PolicyError> {
     let mut resolving = Resolving::new(facts, NetworkPolicy::Restricted, 1);
     let ResolvedPath::Found(root, node) = resolving.resolver.resolve(Path::new("/")) else {
@@ -352,7 +353,7 @@ fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, 
     Ok(Resolved::NetworkOnly(Box::new(finished(policy, resolver))))
 }
 
-/// A policy to which nothing is added any more.
+/// Completes a policy.
 fn finished(mut policy: ResolvedPolicy, mut resolver: Resolver<'_>) -> ResolvedPolicy {
     merge(&mut policy.regions);
     policy.links = std::mem::take(&mut resolver.links).into_iter().collect();
@@ -363,12 +364,12 @@ fn finished(mut policy: ResolvedPolicy, mut resolver: Resolver<'_>) -> ResolvedP
 struct Resolving<'a> {
     resolver: Resolver<'a>,
     policy: ResolvedPolicy,
-    /// The ways that are not plain.
+    /// Traces that are not direct.
     traces: Vec<PathTrace>,
     server_files: ServerFiles,
 }
 
-/// Sorts regions, and makes one of several at the same path.
+/// Sorts regions and merges those with the same path.
 fn merge(regions: &mut Vec<(PathBuf, Region)>) {
     regions.sort_by(|(a, _), (b, _)| order(a, b));
     regions.dedup_by(|(path, next), (exceeds, kept)| {
@@ -449,7 +450,7 @@ impl<'a> Resolving<'a> {
                         }
                         let below = below_root(subpath.as_deref())?;
                         for root in roots {
-                            // Not joined: where nothing is below, that would add a slash.
+                            // Not joined: an empty subpath would add a slash.
                             let path: PathBuf =
                                 root.components().chain(below.components()).collect();
                             self.entry(&path, access, skip);
@@ -486,7 +487,7 @@ impl<'a> Resolving<'a> {
         }
     }
 
-    /// Follows a path, and remembers its way if it is not plain.
+    /// Resolves a path, and records its trace unless it is direct.
     fn follow(&mut self, path: &Path, access: AccessMode) -> ResolvedPath {
         let (place, trace) = PathTrace::follow(&mut self.resolver, path, access);
         if !trace.is_direct() {
@@ -495,7 +496,7 @@ impl<'a> Resolving<'a> {
         place
     }
 
-    /// What the entries grant, by every name that it has.
+    /// The paths that entries grant, with all their aliases.
     fn granted(&self, mount_table: &alias::MountTable<'_>) -> expand::Granted {
         let mut paths = Vec::new();
         let regions = self.policy.regions.iter();
@@ -507,7 +508,7 @@ impl<'a> Resolving<'a> {
         expand::Granted::new(paths)
     }
 
-    /// Refuses entries and patterns that lead through what processes have in `/proc`.
+    /// Refuses entries and patterns that lead through per-process parts of `/proc`.
     fn refuse_processes(&self, mounts: &[Mount]) -> Result<(), PolicyError> {
         let proc = (Path::new("/proc"), Path::new("/"));
         let others = mounts.iter().filter(|mount| mount.kind == "proc");
@@ -537,18 +538,18 @@ impl<'a> Resolving<'a> {
         Ok(())
     }
 
-    /// The directory that relative patterns begin at, without links.
+    /// The base directory of relative patterns, link-free.
     fn glob_base(&mut self, globs: &[Glob], cwd: Option<&Path>) -> Option<PathBuf> {
         let cwd = cwd.filter(|_| globs.iter().any(|glob| !glob.absolute))?;
         match self.follow(cwd, AccessMode::Deny) {
             ResolvedPath::Found(path, _) => Some(path),
-            // Nothing is there that could match; what is in the way is remembered.
+            // Nothing there can match; an obstacle is recorded.
             ResolvedPath::Missing(..) | ResolvedPath::Unreachable(_) => None,
         }
     }
 
-    /// Every sandbox has a `/dev` and a `/proc` of its own, whatever is said of the host's: of the former
-    /// nothing is seen but what an entry names inside of it, and into the latter nothing is written.
+    /// Every sandbox has its own `/dev` and `/proc`: its `/dev` contains only what entries name, and
+    /// its `/proc` is read-only.
     fn sandbox_trees(&mut self) {
         self.policy.access.set("/dev".into(), AccessMode::Deny);
         self.policy.access.set("/proc".into(), AccessMode::Read);
@@ -560,14 +561,14 @@ impl<'a> Resolving<'a> {
         }
     }
 
-    /// What no entry opens further than `most`: the server's credentials, and the programs it runs
-    /// outside. Nor does an entry for something inside of them.
+    /// Limits the access to the server's files to `most`: its credentials, and programs that it runs
+    /// outside. This overrides entries for paths inside of them too.
     fn own_files(&mut self, paths: &[PathBuf], most: AccessMode) {
         for path in paths {
-            // As for anything denied: the links on its way stay.
+            // As for a denied path: links on the way are pinned.
             let (path, node) = match self.follow(path, AccessMode::Deny) {
                 ResolvedPath::Found(path, node) => (path, node),
-                // Nobody inside puts something there for the server to find.
+                // Nothing inside may create it for the server to find.
                 ResolvedPath::Missing(parent, missing) => {
                     let access = AccessMode::Read;
                     self.server_files.missing.push((parent.clone(), missing.iter().collect()));
@@ -601,8 +602,8 @@ impl<'a> Resolving<'a> {
         }
     }
 
-    /// A file where a directory would be needed: as long as it stays, nothing comes into being below it. So
-    /// it does, unless an entry says that it may be written.
+    /// A file where a directory would be needed prevents anything below it. Makes it read-only, so that
+    /// it stays, unless an entry makes it writable.
     fn retain_obstacle(&mut self, obstacle: &Obstacle) {
         let (path, policy) = (&obstacle.path, &mut self.policy);
         if obstacle.errno == libc::ENOTDIR
@@ -616,7 +617,7 @@ impl<'a> Resolving<'a> {
         }
     }
 
-    /// A name that a pattern matches. If it is a link, what it leads to is denied, and the link stays.
+    /// Denies a path that a pattern matches. For a link, denies the target and pins the link.
     fn pattern_match(&mut self, path: &Path) {
         if let ResolvedPath::Found(path, node) = self.follow(path, AccessMode::Deny) {
             self.region(path, node, AccessMode::Deny);
@@ -629,7 +630,7 @@ impl<'a> Resolving<'a> {
     }
 }
 
-/// Whether a path, from the root of a `/proc`, is a process's or leads to one.
+/// Whether a path, relative to the root of a `/proc`, is per-process.
 fn is_of_process(inside: &Path) -> bool {
     let first = inside.components().find_map(|component| match component {
         Component::Normal(name) => Some(name.as_bytes()),
@@ -640,7 +641,7 @@ fn is_of_process(inside: &Path) -> bool {
     })
 }
 
-/// The relative path a `subpath` stands for.
+/// The relative path of a `subpath`.
 fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
     let Some(subpath) = subpath else { return Ok(PathBuf::new()) };
     let leaves =
@@ -653,7 +654,7 @@ fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
 }
 
 impl ResolvedPolicy {
-    /// What is at a directory above a region, or at a region.
+    /// The file at a region, or at a directory above one.
     pub fn node(&self, path: &Path) -> Option<Node> {
         match self.known.get(path.as_os_str()) {
             Some(known) => *known,

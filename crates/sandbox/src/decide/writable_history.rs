@@ -1,7 +1,7 @@
-//! Where sandboxed processes of this server could have put links.
+//! Where sandboxed processes of this server could have created links.
 //!
-//! Invariant: it only grows. A directory that any policy has made writable stays in it for as long as
-//! the server runs, since what was left there does.
+//! Invariant: it only grows. A directory that any policy has made writable stays in it while the server
+//! runs, because links left there do.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -9,24 +9,24 @@ use std::path::{Path, PathBuf};
 
 use super::paths::ancestors;
 
-/// As many directories as are told apart. Beyond, every directory counts as written.
+/// Maximum directories; beyond that, every directory counts as written.
 const LIMIT: usize = 65_536;
 
-/// The directories that some policy of this server has made writable.
+/// The directories that policies of this server have made writable.
 #[derive(Debug, Clone, Default)]
 pub struct WritableHistory {
     directories: HashSet<OsString>,
 }
 
 impl WritableHistory {
-    /// Whether a sandboxed process could have changed the names in this directory. The path contains
-    /// no links.
+    /// Whether a sandboxed process could have changed the names in this directory. The path must be
+    /// link-free.
     pub fn covers(&self, directory: &Path) -> bool {
         !self.directories.is_empty()
             && ancestors(directory).any(|above| self.directories.contains(above.as_os_str()))
     }
 
-    /// A policy that makes this directory writable is about to be carried out.
+    /// Adds a directory; call it before a policy that makes it writable takes effect.
     pub fn add(&mut self, directory: PathBuf) {
         if self.covers(&directory) {
             return;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn covers_what_is_below_and_nothing_beside() {
+    fn covers_descendants_only() {
         let mut written = WritableHistory::default();
         assert!(!written.covers(Path::new("/")));
         written.add("/a/b".into());
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn covers_everything_once_there_are_too_many_to_tell_apart() {
+    fn covers_everything_beyond_the_limit() {
         let mut written = WritableHistory::default();
         for number in 0..=LIMIT {
             written.add(format!("/d/{number}").into());

@@ -1,7 +1,7 @@
-//! The filter as data: allowed calls that some arguments make a refused one.
+//! The filter as data: arguments for which an allowed call is refused.
 //!
-//! Invariant: a condition compares the low 32 bits. Every argument judged here is an `int`, of which the
-//! kernel ignores the upper half; a filter that looked at it could be passed with garbage in there.
+//! Invariant: a condition compares the low 32 bits. Every checked argument is an `int`, whose upper
+//! half the kernel ignores; a filter that compared it could be bypassed with garbage there.
 
 use libc::c_long;
 
@@ -16,7 +16,7 @@ pub(super) struct Condition {
     pub argument: u8,
     pub mask: u32,
     pub values: &'static [u32],
-    /// Whether it has to be one of the values, or none of them.
+    /// Whether it must be one of the values, or none of them.
     pub one_of: bool,
 }
 
@@ -28,26 +28,26 @@ pub(super) const fn none_of(argument: u8, mask: u32, values: &'static [u32]) -> 
     Condition { argument, mask, values, one_of: false }
 }
 
-/// Some of these bits are set.
+/// At least one of these bits is set.
 const fn any_bit(argument: u8, bits: u32) -> Condition {
     none_of(argument, bits, &[0])
 }
 
 const ALL: u32 = u32::MAX;
 
-/// What makes a file act with its owner's or group's rights.
+/// Set-id bits: a file runs with the rights of its owner or group.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 
-/// Opening that makes a file and so takes a mode. The second is the kernel's own bit of `O_TMPFILE`,
-/// which for programs includes `O_DIRECTORY`.
+/// Flags that create a file and so take a mode. The second is the kernel's own bit of `O_TMPFILE`,
+/// which in libc includes `O_DIRECTORY`.
 const CREATES: u32 = libc::O_CREAT as u32 | 0o20_000_000;
 
 /// Rules by the calls they apply to.
 type Rules = &'static [(&'static [c_long], Rule)];
 
-/// Rules of every sandbox.
+/// Rules for every sandbox.
 const ALWAYS: Rules = &[
-    // New namespaces. `clone3` is absent.
+    // New namespaces. `clone3` fails with `ENOSYS`.
     (
         &[libc::SYS_clone],
         &[any_bit(
@@ -61,8 +61,8 @@ const ALWAYS: Rules = &[
                 | libc::CLONE_NEWCGROUP) as u32,
         )],
     ),
-    // Set-id files: a program that anyone outside could run with the rights of the server's user.
-    // `openat2` is absent.
+    // Set-id files: anyone outside could run them with the rights of the server's user. `openat2` fails
+    // with `ENOSYS`.
     (&[libc::SYS_fchmod], &[any_bit(1, SET_ID)]),
     (
         &[libc::SYS_fchmodat, numbers::FCHMODAT2, libc::SYS_mkdirat, libc::SYS_mknodat],
@@ -73,23 +73,23 @@ const ALWAYS: Rules = &[
     (&[libc::SYS_chmod, libc::SYS_creat, libc::SYS_mkdir, libc::SYS_mknod], &[any_bit(1, SET_ID)]),
     #[cfg(target_arch = "x86_64")]
     (&[libc::SYS_open], &[any_bit(1, CREATES), any_bit(2, SET_ID)]),
-    // A process group has members outside: those of a pipeline that the command is a part of. Other
-    // processes are out of reach by the PID namespace, or by the rules below.
+    // A process group may have members outside, such as the rest of a pipeline. Other processes are out
+    // of reach through the PID namespace or the rules below.
     (&[libc::SYS_setpriority], &[one_of(0, ALL, &[PRIO_PGRP])]),
     (&[libc::SYS_ioprio_set], &[one_of(0, ALL, &[IOPRIO_WHO_PGRP])]),
-    // Leases and delegations hold up whoever opens the file outside, for 45 seconds by default;
-    // directory notifications are signals upon what others do. Reading rights suffice for all three.
+    // Leases and delegations delay other processes that open the file, for 45 seconds by default;
+    // directory notifications signal the actions of others. Read permission suffices for all three.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETLEASE, F_NOTIFY, F_SETDELEG])]),
-    // How long what is written will live: kept with the file, and set with any descriptor of it.
+    // Write lifetime hints: stored with the file, and settable through any descriptor.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SET_RW_HINT, F_SET_FILE_RW_HINT])]),
-    // Input that comes as a signal goes to the owner of the open file, and of a stream from outside that
-    // may be a process outside; which signal, whoever holds the stream says.
+    // I/O signals go to the owner of the open file; for a stream from outside that may be a process
+    // outside, and the holder of the stream chooses the signal.
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETOWN, F_SETSIG, F_SETOWN_EX])]),
     (&[libc::SYS_fcntl], &[one_of(1, ALL, &[F_SETFL]), any_bit(2, libc::O_ASYNC as u32)]),
     (&[libc::SYS_ioctl], &[one_of(1, ALL, &[FIOASYNC, FIOSETOWN, SIOCSPGRP])]),
-    // A terminal may be one that others use. Typing into it, redirecting the console and pasting are
-    // ways out; claiming it keeps others out for good; setting a line discipline loads kernel modules on
-    // demand, and serves modems only.
+    // Other processes may use the terminal. Injecting input, redirecting the console and pasting are
+    // escapes; exclusive mode locks others out; setting a line discipline loads kernel modules on
+    // demand and serves only modems.
     (
         &[libc::SYS_ioctl],
         &[one_of(
@@ -121,7 +121,8 @@ const F_SET_FILE_RW_HINT: u32 = 1038;
 const F_SETDELEG: u32 = 1040;
 const TIOCSETD: u32 = 0x5423;
 
-/// Families that a socket has with the network enabled. The others have brought more holes than uses.
+/// Socket families that are allowed with the network enabled. The others have had more vulnerabilities
+/// than uses.
 const NETWORK_ENABLED: Rules = &[(
     &[libc::SYS_socket, libc::SYS_socketpair],
     &[none_of(
@@ -136,8 +137,8 @@ const NETWORK_ENABLED: Rules = &[(
     )],
 )];
 
-/// With a broker for connections: a datagram socket could name any socket file of the host with each
-/// message it sends, which no broker sees.
+/// With a broker: a datagram socket could send to any socket file of the host, which the broker does
+/// not see.
 const BROKERED: Rules = &[(
     &[libc::SYS_socket, libc::SYS_socketpair],
     &[
@@ -146,9 +147,8 @@ const BROKERED: Rules = &[(
     ],
 )];
 
-/// With the network restricted there are connected pairs of streams and of sequenced packets and
-/// nothing else: a datagram socket could name any socket file of the host with each message it sends.
-/// The low four bits are the type.
+/// With the network restricted, only connected pairs of streams and of sequenced packets are allowed: a
+/// datagram socket could send to any socket file of the host. The low four bits are the type.
 const NETWORK_RESTRICTED: Rules = &[
     (&[libc::SYS_socket, libc::SYS_socketpair], &[none_of(0, ALL, &[libc::AF_UNIX as u32])]),
     (
@@ -157,7 +157,7 @@ const NETWORK_RESTRICTED: Rules = &[
     ),
 ];
 
-/// Without namespaces: a process may steer itself, which it names by zero.
+/// Without namespaces: a process may control itself, for which it passes 0.
 const OTHER_PROCESSES: Rules = &[
     (
         &[
@@ -182,7 +182,7 @@ const IOPRIO_WHO_PGRP: u32 = 2;
 const LISTED_CONTROLS: Rules = &[(&[libc::SYS_ioctl], controls::LISTED_ONLY)];
 const NO_FILE_SYSTEM_CONTROLS: Rules = &[(&[libc::SYS_ioctl], controls::NOT_OF_FILE_SYSTEMS)];
 
-/// The rules that apply under a filter, in the order they are tried.
+/// The rules of a filter, in the order they are tried.
 pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
     let network = if filter.network_restricted { NETWORK_RESTRICTED } else { NETWORK_ENABLED };
     let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };

@@ -1,8 +1,8 @@
-//! From verdicts to a kernel program.
+//! Compiles verdicts to a kernel program.
 //!
-//! When a program is loaded the kernel runs it for every number there is, to remember the ones that are
-//! allowed whatever their arguments. A list of comparisons one by one would be among the most expensive
-//! steps of a start, and would delay each call that has to be judged. Hence a search tree over ranges of
+//! When a program is loaded, the kernel runs it for every call number, to cache those that are allowed
+//! with any arguments. A linear list of comparisons would be one of the slowest steps of a start, and
+//! would delay each call whose arguments are checked. So the program is a search tree over ranges of
 //! numbers, followed by the rules on arguments, which calls with equal rules share.
 
 use std::collections::BTreeMap;
@@ -10,17 +10,17 @@ use std::collections::BTreeMap;
 use super::arguments::{Condition, Rule};
 use super::{FilterError, Instruction};
 
-/// What is to be done about a number.
+/// What to do with a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allow,
-    /// `EPERM`.
+    /// Fail with `EPERM`.
     Refuse,
-    /// `ENOSYS`, upon which programs take an older call.
+    /// Fail with `ENOSYS`, upon which programs fall back to an older call.
     Absent,
-    /// `EPERM` if one of the rules applies.
+    /// Fail with `EPERM` if one of the rules applies.
     Unless(Vec<Rule>),
-    /// Left to the process that listens.
+    /// Notify the listening process.
     Broker,
 }
 
@@ -34,7 +34,7 @@ pub(super) const RETURN: u16 = 0x06;
 /// Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-/// The low half of the first argument, where that is stored first.
+/// The low half of the first argument, on little-endian machines.
 const ARGUMENTS: u32 = 16;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -42,7 +42,7 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-/// Compiles ranges, each a first number and the verdict up to the next one's, the first of them zero.
+/// Compiles ranges, each given by its first number and its verdict; the first range starts at zero.
 pub(super) fn compile(
     architecture: u32,
     ranges: &[(u32, Verdict)],
@@ -64,15 +64,15 @@ pub(super) fn compile(
         });
         program[at] = pack(JUMP, 0, 0, (start - at - 1) as u32);
     }
-    // What the kernel takes (BPF_MAXINSNS).
+    // The kernel's limit (BPF_MAXINSNS).
     if program.len() > 4096 {
         return Err(FilterError("the program is too long".to_owned()));
     }
     Ok(program)
 }
 
-/// A subtree. Leaves that judge arguments are entered in `argument_checks`, to be filled in once it is known where
-/// their rules are.
+/// Emits a subtree. Records leaves that check arguments in `argument_checks`; their jumps are filled in
+/// once the position of their rules is known.
 fn branch<'r>(
     ranges: &'r [(u32, Verdict)],
     program: &mut Vec<Instruction>,
@@ -110,7 +110,7 @@ fn branch<'r>(
     branch(high, program, argument_checks);
 }
 
-/// The instructions that judge arguments: every rule in turn, then leave.
+/// Emits the argument checks: each rule in turn, then allow.
 fn block(rules: &[Rule]) -> Result<Vec<Instruction>, FilterError> {
     let mut block = Vec::new();
     for rule in rules {
@@ -120,14 +120,14 @@ fn block(rules: &[Rule]) -> Result<Vec<Instruction>, FilterError> {
     Ok(block)
 }
 
-/// A comparison that is not resolved yet: it leaves the rule on one of its outcomes.
+/// A comparison whose jump target is not known yet.
 struct PendingJump {
     at: usize,
     value: u32,
     on_equal: bool,
 }
 
-/// Refuses if all conditions hold, and goes on behind itself otherwise.
+/// Refuses the call if all conditions hold; else continues after the rule.
 fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
     let far = |distance: usize| {
         u8::try_from(distance).map_err(|_| FilterError("a rule is too long".to_owned()))
@@ -163,7 +163,7 @@ fn refusal(rule: Rule) -> Result<Vec<Instruction>, FilterError> {
     Ok(program)
 }
 
-/// `struct sock_filter` in memory order.
+/// Packs a `struct sock_filter` in memory order.
 fn pack(code: u16, jt: u8, jf: u8, k: u32) -> Instruction {
     let [c0, c1] = code.to_ne_bytes();
     let [k0, k1, k2, k3] = k.to_ne_bytes();

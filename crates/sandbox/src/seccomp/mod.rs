@@ -1,10 +1,10 @@
-//! Seccomp: the tables compiled to kernel programs, once per server.
+//! Seccomp: compiles the tables to kernel programs, once per server.
 //!
-//! Invariant: compiling happens where the plan is made, loading in the sandbox. A program allows what is
-//! in the [table], unless the [rules on arguments](arguments) say otherwise, and nothing else: a call
-//! that is not listed fails with `EPERM`, one that is newer than the table with `ENOSYS`, and a call
-//! of a foreign architecture ends the process. Those of x86-64's second set of numbers, for 32-bit
-//! pointers, are above all that are known and so fail with `ENOSYS`.
+//! Invariant: programs are compiled where the plan is made and loaded in the sandbox. A program allows
+//! the calls in the [table], unless the [rules on arguments](arguments) refuse them, and nothing else:
+//! a call that is not listed fails with `EPERM`, one that is newer than the table with `ENOSYS`, and a
+//! call of a foreign architecture kills the process. x32 call numbers are above all known ones, so they
+//! fail with `ENOSYS`.
 
 mod arguments;
 mod compile;
@@ -21,20 +21,20 @@ use compile::Verdict;
 
 use crate::plan::{Enforcement, Isolation};
 
-/// An instruction as the eight bytes the kernel reads.
+/// An instruction: the eight bytes that the kernel reads.
 type Instruction = u64;
 
-/// Which of the programs a target gets.
+/// Selects the program for a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Filter {
-    /// No socket reaches or is reached by name.
+    /// No socket can connect, bind or send by name.
     pub network_restricted: bool,
-    /// There are no namespaces: processes and IPC objects of the host are in reach and have to be left
-    /// alone.
+    /// There are no namespaces: the host's processes and IPC objects are reachable and must be
+    /// protected.
     pub shared_host: bool,
-    /// Landlock alone guards the files, and does not see changes of their metadata.
+    /// Landlock alone protects the files, and does not cover changes of metadata.
     pub frozen_metadata: bool,
-    /// Every `connect` is handed to the outer process, which decides and makes the connection.
+    /// Every `connect` goes to the outer process, which decides and makes the connection.
     pub brokered: bool,
     /// The policy opens devices of the host, beyond the few that every sandbox has.
     pub host_devices: bool,
@@ -50,7 +50,7 @@ impl Filter {
     }
 }
 
-/// The program for a plan. Each is compiled when it is first asked for.
+/// The program for a filter, compiled on first use.
 pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     type Compiled = OnceLock<Result<Arc<[Instruction]>, FilterError>>;
     static PROGRAMS: [Compiled; 32] = [const { OnceLock::new() }; 32];
@@ -67,7 +67,7 @@ pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError>
 #[error("the seccomp table cannot be compiled: {0}")]
 pub(crate) struct FilterError(String);
 
-/// The architecture as the kernel tells it to a program (`AUDIT_ARCH_*`).
+/// The architecture in `struct seccomp_data` (`AUDIT_ARCH_*`).
 const ARCHITECTURE: Option<u32> = if cfg!(target_endian = "big") {
     None
 } else if cfg!(target_arch = "x86_64") {
@@ -85,24 +85,24 @@ fn compile(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     compile::compile(architecture, &ranges(&verdicts(filter))).map(Into::into)
 }
 
-/// Every call that is not refused.
+/// The verdict for every call that is not plainly refused.
 fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
     let always = table::ALLOWED.iter().flat_map(|(_, calls)| *calls);
     let unless =
         |refused: bool, calls: &'static [libc::c_long]| (if refused { &[] } else { calls }).iter();
     let allowed = always
-        .chain(table::STEERING_SELF)
+        .chain(table::CONTROL_SELF)
         .chain(unless(filter.network_restricted, table::BY_NAME))
         .chain(unless(filter.frozen_metadata, table::METADATA))
         .chain(unless(filter.shared_host, table::IPC))
-        .chain(unless(filter.shared_host, table::STEERING_OTHERS));
+        .chain(unless(filter.shared_host, table::CONTROL_OTHERS));
     let mut verdicts: BTreeMap<u32, Verdict> =
         allowed.map(|number| (*number as u32, Verdict::Allow)).collect();
     for (number, rule) in arguments::rules(filter) {
         match verdicts.get_mut(&(number as u32)) {
             Some(Verdict::Unless(rules)) => rules.push(rule),
             Some(verdict) => *verdict = Verdict::Unless(vec![rule]),
-            // Refused whatever its arguments.
+            // Refused whatever its arguments are.
             None => {}
         }
     }
@@ -113,7 +113,7 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
     verdicts
 }
 
-/// The verdicts on all numbers, wherever they change.
+/// The verdicts for all numbers, as ranges.
 fn ranges(verdicts: &BTreeMap<u32, Verdict>) -> Vec<(u32, Verdict)> {
     let is_unassigned =
         |number| numbers::UNASSIGNED.iter().any(|(first, last)| (*first..=*last).contains(&number));

@@ -1,13 +1,12 @@
-//! Numbers that the `libc` crate lacks on some target: calls it has left out, and calls newer than its
-//! table.
+//! System call numbers that the `libc` crate lacks on some target.
 
 use libc::c_long;
 
-/// Numbers from here on belong to calls that are newer than this table (Linux 6.18; the same on every
-/// architecture). Programs that meet `ENOSYS` fall back to an older call; `EPERM` would end them.
+/// The first number that is newer than this table (Linux 6.18; the same on every architecture).
+/// Programs fall back to an older call on `ENOSYS`; `EPERM` would make them fail.
 pub(super) const FIRST_UNKNOWN: u32 = 470;
 
-/// Numbers below [`FIRST_UNKNOWN`] that no kernel has given out, as first and last.
+/// Unassigned numbers below [`FIRST_UNKNOWN`], as inclusive ranges.
 #[cfg(target_arch = "x86_64")]
 pub(super) const UNASSIGNED: &[(u32, u32)] = &[(337, 423)];
 #[cfg(not(target_arch = "x86_64"))]

@@ -351,13 +351,13 @@ pub(super) const ALLOWED: &[(&str, &[c_long])] = &[
     ),
 ];
 
-/// How a socket reaches or is reached by name. Refused with the network restricted.
+/// Calls by which a socket connects or is reached. Refused with the network restricted.
 pub(super) const BY_NAME: &[c_long] =
     &[libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
 
-/// Changing what is known about a file: mode, owner, times, extended attributes. A read-only mount
-/// refuses it; Landlock does not see it, so without namespaces it is refused by number, even where
-/// the policy allows writing.
+/// Changes of file metadata: mode, owner, times, extended attributes. A read-only mount refuses them,
+/// but Landlock does not cover them; so without namespaces they are refused by number, even where the
+/// policy allows writing.
 pub(super) const METADATA: &[c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -388,7 +388,7 @@ pub(super) const METADATA: &[c_long] = &[
     libc::SYS_futimesat,
 ];
 
-/// Objects of the IPC namespace. Without namespaces they are those of the host.
+/// Calls on objects of the IPC namespace. Without namespaces those are the host's.
 pub(super) const IPC: &[c_long] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
@@ -410,10 +410,10 @@ pub(super) const IPC: &[c_long] = &[
     libc::SYS_mq_getsetattr,
 ];
 
-/// Steering a process by its number, beyond signals. The PID namespace hides the others; without it
-/// every process of the same user is in reach, and Landlock scopes signals only. The conditions in
-/// [`super::arguments`] leave the caller's own process where zero stands for it.
-pub(super) const STEERING_SELF: &[c_long] = &[
+/// Calls that control a process by pid, besides signals. The PID namespace hides other processes;
+/// without it every process of the same user is reachable, and Landlock confines only signals. The
+/// conditions in [`super::arguments`] still allow the caller's own process, given as 0.
+pub(super) const CONTROL_SELF: &[c_long] = &[
     libc::SYS_setpriority,
     libc::SYS_sched_setaffinity,
     libc::SYS_sched_setscheduler,
@@ -423,10 +423,10 @@ pub(super) const STEERING_SELF: &[c_long] = &[
     libc::SYS_prlimit64,
 ];
 
-/// As [`STEERING_SELF`], but of no use to a program for itself.
-pub(super) const STEERING_OTHERS: &[c_long] =
+/// Like [`CONTROL_SELF`], but useless for a program's own process.
+pub(super) const CONTROL_OTHERS: &[c_long] =
     &[libc::SYS_migrate_pages, libc::SYS_move_pages, libc::SYS_process_mrelease];
 
-/// Answered `ENOSYS`, upon which programs take an older call whose arguments can be judged: these have
-/// theirs behind a pointer.
+/// Calls that fail with `ENOSYS`, upon which programs use an older one: their arguments are behind a
+/// pointer, so they cannot be checked.
 pub(super) const ABSENT: &[c_long] = &[libc::SYS_clone3, libc::SYS_openat2];

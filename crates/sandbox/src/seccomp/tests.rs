@@ -1,5 +1,5 @@
-//! The compiled programs, run as the kernel would run them, against an oracle that shares nothing with
-//! the tables: it names what is refused where they list what is allowed.
+//! Runs the compiled programs as the kernel would, against an oracle that is independent of the tables:
+//! it lists what is refused where they list what is allowed.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ fn filters() -> impl Iterator<Item = Filter> {
         brokered: bits & 8 != 0,
         host_devices: bits & 16 != 0,
     });
-    // Without a network there is nothing to be a broker for.
+    // Without a network there is nothing to broker.
     all.filter(|filter| !(filter.brokered && filter.network_restricted))
 }
 
@@ -62,7 +62,7 @@ fn run(program: &[Instruction], architecture: u32, number: u32, arguments: [u64;
     }
 }
 
-/// What has to come of a call, by its name.
+/// The expected result of a call, by its name.
 fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
     let Some(name) = name else { return ENOSYS };
     let int = |n: usize| arguments[n] as u32;
@@ -148,7 +148,7 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
     if refused { EPERM } else { ALLOW }
 }
 
-/// Controls of file systems that change nothing, or only what is open for writing.
+/// File system ioctls that change nothing, or only what is open for writing.
 const READING_IOCTLS: [u32; 7] = [
     0x8008_6601, // FS_IOC_GETFLAGS
     0xc020_660b, // FS_IOC_FIEMAP
@@ -183,7 +183,7 @@ fn is_harmless_control(control: u32) -> bool {
         }
 }
 
-/// Values that some rule tells from others, and neighbours of theirs.
+/// Values that some rule distinguishes, and their neighbours.
 const TELLING: &[u32] = &[
     0,
     1,
@@ -260,7 +260,7 @@ const TELLING: &[u32] = &[
     u32::MAX,
 ];
 
-/// A xorshift generator, so that a failure can be repeated.
+/// A xorshift generator, so that failures are reproducible.
 struct Random(u64);
 
 impl Random {
@@ -271,7 +271,7 @@ impl Random {
         self.0
     }
 
-    /// Mostly a telling value, with garbage in the upper half every other time.
+    /// Usually a distinguished value, half of the time with garbage in the upper half.
     fn argument(&mut self) -> u64 {
         let draw = self.next();
         let low = match draw % 8 {
@@ -284,7 +284,7 @@ impl Random {
 }
 
 #[test]
-fn every_call_is_judged_as_the_oracle_says() {
+fn every_call_matches_the_oracle() {
     let names = names();
     let own = ARCHITECTURE.unwrap();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -307,7 +307,7 @@ fn every_call_is_judged_as_the_oracle_says() {
 }
 
 #[test]
-fn the_upper_half_of_an_argument_changes_nothing() {
+fn upper_half_of_an_argument_is_ignored() {
     let names = names();
     let own = ARCHITECTURE.unwrap();
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -329,24 +329,24 @@ fn the_upper_half_of_an_argument_changes_nothing() {
 }
 
 #[test]
-fn foreign_calls_are_ended_and_unknown_ones_absent() {
+fn foreign_calls_kill_and_unknown_ones_fail_with_enosys() {
     let own = ARCHITECTURE.unwrap();
     for filter in filters() {
         let program = program(filter).unwrap();
-        // The 32-bit and 64-bit kinds of x86 and arm, whichever is not this one's.
+        // The 32-bit and 64-bit variants of x86 and arm, except this one.
         for foreign in [0x4000_0003, 0xc000_003e, 0x4000_0028, 0xc000_00b7, own ^ 1] {
             let verdict = run(&program, foreign, libc::SYS_getpid as u32, [0; 6]);
             let expected = if foreign == own { ALLOW } else { libc::SECCOMP_RET_KILL_PROCESS };
             assert_eq!(verdict, expected, "{foreign:#x}");
         }
-        // The second set of numbers of x86-64, and none at all.
+        // x32 numbers of x86-64, and an invalid number.
         for number in [0x4000_0000, 0x4000_0000 | 521, 0x8000_0000, u32::MAX, 470, 1 << 20] {
             assert_eq!(run(&program, own, number, [0; 6]), ENOSYS, "{number:#x}");
         }
     }
 }
 
-/// A program is read by the kernel at each start, and run for each call whose arguments are judged.
+/// The kernel reads a program at each start, and runs it for each call whose arguments are checked.
 #[test]
 fn programs_are_small() {
     for filter in filters() {
@@ -365,8 +365,8 @@ fn no_call_is_listed_twice() {
         table::BY_NAME,
         table::METADATA,
         table::IPC,
-        table::STEERING_SELF,
-        table::STEERING_OTHERS,
+        table::CONTROL_SELF,
+        table::CONTROL_OTHERS,
         table::ABSENT,
     ];
     let groups = table::ALLOWED.iter().map(|(_, calls)| *calls);

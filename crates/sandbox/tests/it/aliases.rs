@@ -1,5 +1,5 @@
 //! Files that are mounted more than once: random mounts, entries, patterns, files of the server and
-//! metadata, decided in memory and compared with the rule as it is written.
+//! metadata, decided in memory and compared with the documented rule.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -304,7 +304,7 @@ impl Case {
     fn rule(&self, paths: &[PathBuf]) -> Rule<'_> {
         let all = self.all_entries(paths);
         let object = |(path, access): &(PathBuf, AccessMode)| (self.machine.object(path), *access);
-        // What is said of the whole disk is said of names.
+        // An entry for the whole disk applies to paths.
         let by_object = all.iter().filter(|(path, _)| path != Path::new("/")).map(object).collect();
         let own = self.own.iter().map(|(path, most)| (&**path, self.objects_at(path), *most));
         let own = own.collect();
@@ -326,7 +326,7 @@ impl Case {
     }
 }
 
-/// The rule as it is written.
+/// The documented rule.
 struct Rule<'c> {
     machine: &'c Machine,
     all: Vec<(PathBuf, AccessMode)>,
@@ -344,7 +344,7 @@ impl Rule<'_> {
         let by_name = self.all.iter().filter(|(above, _)| path.starts_with(above));
         let by_name = decides(by_name.map(|(above, access)| (length(above), *access)));
         let mut most = by_name.unwrap_or(AccessMode::Deny);
-        // What is said of another mount of the whole disk is not said of the disk itself.
+        // An entry for another mount of the whole disk does not apply to the disk itself.
         let whole = (0, PathBuf::from("/"));
         let is_on_root = self.machine.mount_of(path).point == Path::new("/");
         let is_in = |above: &Object| is_in(above) && !(is_on_root && *above == whole);
@@ -359,7 +359,7 @@ impl Rule<'_> {
         for (place, protected) in self.metadata.iter().filter(|(_, above)| is_in(above)) {
             let is_granted =
                 |entry: &Object| entry.0 == protected.0 && entry.1.starts_with(&protected.1);
-            // What is mounted below it may be granted by that name.
+            // What is mounted below it may be granted by that path.
             let mut by_name = self.all.iter().map(|(entry, _)| entry);
             let by_name = by_name.any(|entry| entry.starts_with(place) && path.starts_with(entry));
             if !by_name && !entries().any(|(entry, _)| is_granted(entry)) {
@@ -377,7 +377,7 @@ fn planned(policy: &ResolvedPolicy, path: &Path) -> AccessMode {
 }
 
 #[test]
-fn no_mount_opens_what_the_file_is_protected_from() {
+fn protection_holds_through_every_mount() {
     let (mut refused, mut exact, mut compared) = (0, 0, 0);
     let cases = 600;
     for seed in 0..cases {

@@ -1,4 +1,4 @@
-//! How much stands behind a sandbox: never less than was named.
+//! Assurance of a sandbox: never less than required.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -9,7 +9,7 @@ use codex_linux_sandbox::{Capabilities, Config, PrepareError, Sandbox};
 
 use super::support::*;
 
-/// The level that is used for a request that names `asked`, on a server that was told `configured`.
+/// The level that is used for a request with `asked`, on a server configured with `configured`.
 fn used(
     capabilities: &Capabilities,
     configured: Assurance,
@@ -40,14 +40,14 @@ fn machine(namespaces: bool, landlock_abi: u32, seccomp: bool) -> Capabilities {
 }
 
 #[test]
-fn a_weaker_level_is_used_only_if_it_is_named() {
+fn weaker_assurance_is_used_only_if_accepted() {
     use Assurance::{Full, Landlock, Namespaces};
     let full = machine(true, 6, true);
     let namespaces = machine(true, 5, true);
     let landlock = machine(false, 7, true);
     let none = machine(false, 5, true);
     let no_seccomp = machine(true, 7, false);
-    // The machine; what the server was told; what the request names; what comes of it.
+    // The machine; the server's configuration; the request's level; the result.
     for (n, (machine, configured, asked, expected)) in [
         (&full, Full, None, Some(Full)),
         (&full, Landlock, None, Some(Full)),
@@ -73,7 +73,7 @@ fn a_weaker_level_is_used_only_if_it_is_named() {
 }
 
 #[test]
-fn a_refusal_names_what_is_missing_and_what_would_do() {
+fn refusal_names_what_is_missing_and_how_to_get_it() {
     let said = used(&machine(false, 7, true), Assurance::Full, None).unwrap_err();
     for part in [
         "assurance `full` is required, but this machine offers `landlock`",
@@ -93,7 +93,7 @@ fn a_refusal_names_what_is_missing_and_what_would_do() {
 }
 
 #[test]
-fn every_machine_gives_what_a_model_says() {
+fn every_machine_offers_what_the_model_says() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut below = |n: u64| {
         state ^= state << 13;
@@ -133,7 +133,7 @@ fn every_machine_gives_what_a_model_says() {
     }
 }
 
-/// Has a command, and all it starts, live on a kernel without Landlock.
+/// Runs a command, and all it starts, as on a kernel without Landlock.
 fn without_landlock(command: &mut Command) -> &mut Command {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, equals, answer) = (
@@ -162,7 +162,7 @@ fn without_landlock(command: &mut Command) -> &mut Command {
 }
 
 #[test]
-fn without_landlock_nothing_runs_unless_that_is_permitted() {
+fn without_landlock_nothing_runs_unless_accepted() {
     for user in users() {
         let world = World::new(user);
         let mut context = world.context(PermissionProfile::read_only());
@@ -176,7 +176,7 @@ fn without_landlock_nothing_runs_unless_that_is_permitted() {
         let refused = run(&context, false);
         assert_eq!(refused.code, REFUSED, "{refused:?}");
         assert!(refused.err.contains("missing: Landlock 6"), "{refused:?}");
-        // Believed to be there, it is found missing by the process that needs it.
+        // Probed as available, but the inner process finds it missing.
         let failed = run(&context, true);
         assert_eq!(failed.code, FAILED, "{failed:?}");
         assert!(failed.err.contains("Landlock") && !failed.out.contains("ran"), "{failed:?}");

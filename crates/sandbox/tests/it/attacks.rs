@@ -1,4 +1,4 @@
-//! A table of attempts, each a real program, each as every user. None may succeed.
+//! A table of attacks, each a real program, each run as every user. None may succeed.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
@@ -8,7 +8,7 @@ use codex_exec_server_protocol::{AccessMode, PermissionProfile};
 use super::support::*;
 use crate::skipped::runs_as_root;
 
-/// Attempts that no policy allows; `{out}` is a directory outside, `{work}` the workspace.
+/// Attacks that no policy allows; `{out}` is a directory outside, `{work}` the workspace.
 const ANYWHERE: &[&[&str]] = &[
     &["write", "{out}/new"],
     &["write", "{out}/secret"],
@@ -91,7 +91,7 @@ const ANYWHERE: &[&[&str]] = &[
     &["gain-by-no-new-privs"],
 ];
 
-/// Attempts that have to fail because they are refused, not because something is wrong with them.
+/// Attacks that must fail because they are refused, not because they are malformed.
 const REFUSED_AS_SUCH: &[&str] = &[
     "socket",
     "connect-inet",
@@ -188,9 +188,9 @@ fn nothing_is_reached_from_a_minimal_tree() {
     }
 }
 
-/// What is denied can be read by no route.
+/// Denied files can be read by no route.
 #[test]
-fn what_is_denied_cannot_be_read() {
+fn denied_files_cannot_be_read() {
     for user in users() {
         let world = attacked_world(user);
         std::fs::write(world.work.join(".env"), "token").unwrap();
@@ -248,7 +248,7 @@ fn what_is_denied_cannot_be_read() {
                 let done = world.attempt(managed(policy.clone()), &words);
                 assert!((1..130).contains(&done.code), "{user:?}, {name}, {words:?}: {done:?}");
             }
-            // The directory around it cannot be moved, to where the pattern would not find it next time.
+            // The directory around it cannot be moved to where the pattern would not find it next time.
             world.shell(managed(policy.clone()), "mv deep moved").kept_from();
             world.shell(managed(policy), "cat deep/.env moved/.env").kept_from();
         }
@@ -271,7 +271,7 @@ fn setuid_programs_gain_nothing() {
 }
 
 #[test]
-fn a_fork_bomb_meets_its_limit() {
+fn fork_bomb_reaches_its_limit() {
     for user in users() {
         let world = World::new(user);
         let program = program();
@@ -282,9 +282,9 @@ fn a_fork_bomb_meets_its_limit() {
     }
 }
 
-/// Of what is counted per user one sandbox gets half.
+/// One sandbox gets half of what is counted per user.
 #[test]
-fn waiting_signals_are_bounded() {
+fn pending_signals_are_bounded() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Sigpending);
     let half = limit.current.or(limit.maximum).map(|limit| limit / 2).unwrap();
     for user in users() {
@@ -300,7 +300,7 @@ fn waiting_signals_are_bounded() {
 }
 
 #[test]
-fn the_server_stays_out_of_sight() {
+fn server_is_not_visible_inside() {
     for user in users() {
         let world = World::new(user);
         let done = world.shell(

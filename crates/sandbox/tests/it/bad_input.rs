@@ -1,4 +1,4 @@
-//! Policies nobody should send.
+//! Policies that no client should send.
 
 use std::os::unix::fs::symlink;
 
@@ -10,7 +10,7 @@ use super::support::*;
 
 /// An empty policy grants nothing, so nothing can even start.
 #[test]
-fn an_empty_policy_is_refused() {
+fn empty_policy_is_refused() {
     for user in users() {
         let world = World::new(user);
         let done = world.run(managed(vec![]), ["true"]);
@@ -36,7 +36,7 @@ fn contradictions_are_resolved_by_precedence() {
 }
 
 #[test]
-fn odd_roots() {
+fn unusual_roots_are_handled() {
     for user in users() {
         let world = World::new(user);
         let (file, link) = (world.base.join("file"), world.base.join("link"));
@@ -69,7 +69,7 @@ fn odd_roots() {
 }
 
 #[test]
-fn a_skipped_path_does_not_protect_its_name() {
+fn skipped_path_does_not_protect_its_name() {
     for user in users() {
         let world = World::new(user);
         let mut entry = at(&world.work.join("later"), AccessMode::Deny);
@@ -86,7 +86,7 @@ fn a_skipped_path_does_not_protect_its_name() {
 }
 
 #[test]
-fn globs_are_bounded_and_then_refused() {
+fn globs_beyond_their_limits_are_refused() {
     let world = World::new(User::Own);
     for n in 0..100 {
         let directory = world.work.join(format!("{n}"));
@@ -106,7 +106,7 @@ fn globs_are_bounded_and_then_refused() {
 }
 
 #[test]
-fn patterns_that_cannot_be_kept_are_refused() {
+fn unenforceable_patterns_are_refused() {
     let world = World::new(User::Own);
     for (pattern, message) in
         [("!x", "negated"), ("", "empty"), ("[x", "not closed"), ("../x", "`..`")]
@@ -125,7 +125,7 @@ fn patterns_that_cannot_be_kept_are_refused() {
 }
 
 #[test]
-fn unknown_kinds_grant_nothing_and_deny_nothing_in_silence() {
+fn unknown_kinds_grant_nothing_and_their_denial_is_an_error() {
     let world = World::new(User::Own);
     let unknown = || SpecialPath::Unknown(serde_json::json!({"kind": "moon"}));
     let policy = |access| managed(vec![root(AccessMode::Read), special(unknown(), access)]);
@@ -135,7 +135,7 @@ fn unknown_kinds_grant_nothing_and_deny_nothing_in_silence() {
 }
 
 #[test]
-fn a_thousand_entries() {
+fn policy_with_a_thousand_entries_is_enforced() {
     for user in users() {
         let world = World::new(user);
         let mut entries = vec![root(AccessMode::Read)];
@@ -158,7 +158,7 @@ fn a_thousand_entries() {
 }
 
 #[test]
-fn a_working_directory_outside_every_root() {
+fn working_directory_outside_every_root_is_refused() {
     for user in users() {
         let world = World::new(user);
         let context = world.context(minimal());
@@ -175,7 +175,7 @@ fn a_working_directory_outside_every_root() {
 }
 
 #[test]
-fn a_root_removed_while_the_process_runs() {
+fn root_may_be_removed_while_the_process_runs() {
     for user in users() {
         let world = World::new(user);
         let doomed = world.base.join("doomed");
@@ -198,7 +198,7 @@ fn a_root_removed_while_the_process_runs() {
 
 /// The policy is relative to a directory that only the process names.
 #[test]
-fn an_older_policy_uses_the_directory_of_the_process() {
+fn policy_without_cwd_uses_the_process_directory() {
     for user in users() {
         let world = World::new(user);
         let context: SandboxContext = serde_json::from_str(
@@ -223,7 +223,7 @@ fn program_with(world: &World, context: &str, script: &str) -> std::process::Com
 }
 
 #[test]
-fn nothing_to_enforce() {
+fn unrestricted_policy_needs_no_sandbox() {
     let world = World::new(User::Own);
     let done = world.run(PermissionProfile::full_access(), ["true"]);
     assert_eq!(done.err, "unrestricted\n");

@@ -1,5 +1,5 @@
-//! System calls made as such, past every library: what the filter refuses is refused by the real kernel,
-//! and only that. Each has a control that tells the refusal from a call that would have failed anyway.
+//! Raw system calls, past every library: the real kernel refuses what the filter refuses, and only
+//! that. Each has a control that distinguishes the refusal from a call that would have failed anyway.
 
 use std::os::unix::process::CommandExt;
 
@@ -11,23 +11,23 @@ use super::support::*;
 /// `AT_FDCWD` as the kernel reads it.
 const HERE: u64 = -100i32 as u32 as u64;
 
-/// In the upper half of an argument that the kernel takes for an `int`.
+/// Garbage for the upper half of an argument that the kernel reads as `int`.
 const GARBAGE: u64 = 0xdead_beef << 32;
 
 /// An argument of a call.
 #[derive(Clone, Copy)]
 enum Argument {
-    /// As it is.
+    /// A literal value.
     Plain(u64),
     /// An `int`: tried with an upper half of zeros and with garbage.
     Int(u64),
-    /// A word of the test program: `{w}` stands for the workspace, `{o}` for a directory outside.
+    /// A word of the test program: `{w}` is the workspace, `{o}` a directory outside.
     Word(&'static str),
 }
 
 use Argument::{Int, Plain, Word};
 
-/// A call and what shows that it is the filter that refuses it.
+/// A call and the evidence that the filter refuses it.
 struct Trial {
     call: c_long,
     arguments: &'static [Argument],
@@ -35,9 +35,9 @@ struct Trial {
 }
 
 enum Control {
-    /// Outside, by somebody without privileges, the same call has another outcome.
+    /// Outside, without privileges, the same call has another result.
     Outside,
-    /// As above, and inside the same call succeeds with these arguments.
+    /// Also, inside, the same call succeeds with these arguments.
     Sibling(&'static [Argument]),
 }
 
@@ -124,7 +124,7 @@ const BY_ARGUMENTS: &[Trial] = &[
         &[Word("<{w}"), Int(libc::F_NOTIFY as u64), Plain(4)],
         Sibling(&[Word("<{w}"), Int(libc::F_GETFL as u64)]),
     ),
-    // Hints that stay with the file. Asking for them writes to where the third argument points.
+    // Hints that are stored with the file. Reading them writes to the third argument.
     trial(
         libc::SYS_fcntl,
         &[OPEN, Int(SET_HINT), Word("%8")],
@@ -135,7 +135,7 @@ const BY_ARGUMENTS: &[Trial] = &[
         &[OPEN, Int(SET_FILE_HINT), Word("%8")],
         Sibling(&[OPEN, Int(GET_HINT), Word("%8")]),
     ),
-    // Signals to the owner of a stream, who may be outside.
+    // Signals to the owner of a stream, which may be outside.
     trial(
         libc::SYS_fcntl,
         &[OPEN, Int(libc::F_SETFL as u64), Int((libc::O_ASYNC | libc::O_NONBLOCK) as u64)],
@@ -166,7 +166,7 @@ const BY_ARGUMENTS: &[Trial] = &[
     trial(libc::SYS_ioctl, &[OPEN, Int(0xc004_5877), Word("%8")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x4020_bc10), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x4008_ab7f), Word("%8")], Outside),
-    // Terminals; on something else the kernel would say so.
+    // Terminals; on another file the kernel would report that.
     trial(
         libc::SYS_ioctl,
         &[OPEN, Int(libc::TIOCSTI), Word("@x")],
@@ -175,7 +175,7 @@ const BY_ARGUMENTS: &[Trial] = &[
     trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCLINUX), Word("@x")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(libc::TIOCCONS), Word("@x")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x5423), Word("%8")], Outside),
-    // A new user namespace, and a plain child. Their upper halves are looked at by nobody either.
+    // A new user namespace, and a plain child. Their upper halves are ignored too.
     trial(
         libc::SYS_clone,
         &[Int((libc::CLONE_NEWUSER | libc::SIGCHLD) as u64)],
@@ -193,13 +193,13 @@ const BY_ARGUMENTS: &[Trial] = &[
     ),
 ];
 
-/// The priority of a process group, which has members outside.
+/// The priority of a process group that has members outside.
 const GROUP: &[Trial] = &[
     trial(libc::SYS_setpriority, &[Int(1), Int(0), Plain(5)], Sibling(&[Int(0), Int(0), Plain(5)])),
     trial(libc::SYS_ioprio_set, &[Int(2), Int(0), Plain(0)], Sibling(&[Int(1), Int(0), Plain(0)])),
 ];
 
-/// Refused by number; outside, these very arguments lead elsewhere than to `EPERM`.
+/// Refused by number; outside, the same arguments do not lead to `EPERM`.
 const BY_NUMBER: &[Trial] = &[
     trial(libc::SYS_ptrace, &[Plain(0)], Outside),
     trial(libc::SYS_process_vm_readv, &[Word("#pid")], Outside),
@@ -240,7 +240,7 @@ const BY_NUMBER: &[Trial] = &[
     trial(libc::SYS_accept4, &[Plain(u64::MAX)], Outside),
 ];
 
-/// Without namespaces: refused there, and not with them. Files outside can be read only.
+/// Refused without namespaces, and allowed with them. Files outside can only be read.
 const LANDLOCK_ONLY: &[Trial] = &[
     trial(libc::SYS_fchmod, &[OPEN, Int(0o600)], Outside),
     trial(libc::SYS_fchmodat, &[Plain(HERE), FILE, Int(0o600)], Outside),
@@ -295,7 +295,8 @@ const LANDLOCK_ONLY: &[Trial] = &[
         &[Word("#pid"), Word("%64"), Plain(0)],
         Sibling(&[Int(0), Word("%64"), Plain(0)]),
     ),
-    // No processors at all: an invalid argument, which the kernel gets to only if it is asked.
+    // An empty processor set: an invalid argument, which the kernel sees only if the filter allows the
+    // call.
     trial(libc::SYS_sched_setaffinity, &[Word("#pid"), Plain(8), Word("%8")], Outside),
     trial(
         libc::SYS_prlimit64,
@@ -307,10 +308,10 @@ const LANDLOCK_ONLY: &[Trial] = &[
     trial(libc::SYS_process_mrelease, &[Plain(u64::MAX)], Outside),
 ];
 
-/// Stands for leaving an owner as it is.
+/// Leaves an owner unchanged.
 const NO_ONE: Argument = Int(u32::MAX as u64);
 
-/// The words for the test program.
+/// The arguments for the test program.
 fn words(world: &World, call: c_long, arguments: &[Argument], garbage: bool) -> Vec<String> {
     let mut words = vec!["raw".to_owned(), call.to_string()];
     words.extend(arguments.iter().map(|argument| {
@@ -351,7 +352,7 @@ fn make(world: &World, side: Side<'_>, words: &[String]) -> Done {
         }
         Side::Outside => {
             let mut command = std::process::Command::new(argv[0]);
-            // A process group of its own, as inside.
+            // Its own process group, as inside.
             command.args(&argv[1..]).process_group(0);
             world.clothe(&mut command);
             finish(&mut command)
@@ -390,7 +391,7 @@ fn judge(world: &World, trials: &[Trial], inside: Side<'_>, outside: Option<Side
     }
 }
 
-/// Who the same calls may be made by outside: nobody in particular.
+/// The unprivileged user that makes the same calls outside.
 fn is_harmless(user: User) -> bool {
     user == User::Nobody || !rustix::process::geteuid().is_root()
 }
@@ -404,10 +405,10 @@ fn refused_arguments_are_refused_and_others_are_not() {
     }
 }
 
-/// With the network restricted the outer process has capabilities over the empty network, which is why the
+/// With the network restricted, the outer process has capabilities over the empty network, so the
 /// kernel itself refuses to change its priority. With the network enabled only the filter does.
 #[test]
-fn members_of_the_process_group_outside_keep_their_priority() {
+fn group_members_outside_keep_their_priority() {
     let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
     for user in users() {
         let outside = is_harmless(user).then_some(Side::Outside);
@@ -425,7 +426,7 @@ fn unlisted_calls_are_refused() {
 }
 
 #[test]
-fn calls_that_hide_their_arguments_are_absent() {
+fn calls_with_hidden_arguments_fail_with_enosys() {
     let policy = workspace();
     for user in users() {
         let world = World::new(user);
@@ -437,16 +438,16 @@ fn calls_that_hide_their_arguments_are_absent() {
             let done = make(&world, Side::Outside, &words);
             assert_ne!(done.code, libc::ENOSYS, "{user:?} {words:?}: {done:?}");
         }
-        // Newer than the table, whatever the kernel has there.
+        // Newer than the table, whether or not the kernel has it.
         let done = make(&world, Side::Inside(&policy), &words(&world, 600, &[], false));
         assert_eq!(done.code, libc::ENOSYS, "{user:?}: {done:?}");
     }
 }
 
-/// The 32-bit calls of x86 have other numbers, under which anything would be something else.
+/// The 32-bit calls of x86 have other numbers, so each would be checked as another call.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn calls_of_another_architecture_end_the_process() {
+fn calls_of_another_architecture_kill_the_process() {
     for user in users() {
         let world = World::new(user);
         let call = ["foreign-getpid".to_owned()];
@@ -457,7 +458,7 @@ fn calls_of_another_architecture_end_the_process() {
 }
 
 #[test]
-fn an_enabled_network_has_four_families() {
+fn enabled_network_allows_four_socket_families() {
     let policy = managed_with(vec![root(AccessMode::Read)], NetworkPolicy::Enabled);
     for user in users() {
         let world = World::new(user);
@@ -477,16 +478,16 @@ fn an_enabled_network_has_four_families() {
 }
 
 #[test]
-fn what_landlock_does_not_see_is_refused_without_namespaces() {
+fn calls_beyond_landlock_are_refused_without_namespaces() {
     for user in users() {
         let world = World::new(user);
-        // A directory would have protected names in it, which need namespaces.
+        // A directory would contain protected names, which need namespaces.
         let file = at(&world.work.join("file"), AccessMode::Write);
         let policy = managed(vec![root(AccessMode::Read), file]);
         let with_namespaces = Side::Inside(&policy);
         judge(&world, LANDLOCK_ONLY, Side::LandlockOnly(&policy), Some(with_namespaces));
         judge(&world, BY_NUMBER, Side::LandlockOnly(&policy), None);
-        // What this is about: the owner's own file, which the policy lets it read only.
+        // The owner's own file, which the policy lets it only read.
         let secret = [Plain(HERE), Word("@{o}/secret"), Int(0o640)];
         let words = words(&world, libc::SYS_fchmodat, &secret, false);
         let done = make(&world, Side::LandlockOnly(&policy), &words);
@@ -495,7 +496,7 @@ fn what_landlock_does_not_see_is_refused_without_namespaces() {
     }
 }
 
-/// Where the file system is not restricted there is no metadata to guard; the host still is.
+/// Without file restrictions there is no metadata to protect; the host still is.
 #[test]
 fn unrestricted_files_keep_their_metadata_calls_without_namespaces() {
     let policy = PermissionProfile::External { network: NetworkPolicy::Restricted };

@@ -25,7 +25,7 @@ fn listen(path: &std::path::Path) -> UnixListener {
 }
 
 #[test]
-fn socket_files_are_connected_to_where_the_sandbox_can_write() {
+fn socket_files_are_reachable_on_writable_mounts_only() {
     for user in users() {
         let world = World::new(user);
         std::fs::create_dir(world.work.join("sub")).unwrap();
@@ -59,7 +59,7 @@ fn socket_files_are_connected_to_where_the_sandbox_can_write() {
 }
 
 #[test]
-fn sockets_without_a_file_are_not_connected_to() {
+fn abstract_sockets_are_not_reachable() {
     for user in users() {
         let world = World::new(user);
         let name = format!("sandbox-test-{}-{user:?}", std::process::id());
@@ -71,7 +71,7 @@ fn sockets_without_a_file_are_not_connected_to() {
 }
 
 #[test]
-fn other_connections_are_made_as_asked() {
+fn other_connections_succeed() {
     for user in users() {
         let world = World::new(user);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -94,7 +94,7 @@ fn other_connections_are_made_as_asked() {
 }
 
 #[test]
-fn a_socket_swapped_during_the_call_is_not_connected() {
+fn socket_swapped_during_the_call_is_not_connected() {
     for user in users() {
         let world = World::new(user);
         let listener = listen(&world.outside.join("socket"));

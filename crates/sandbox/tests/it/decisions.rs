@@ -102,7 +102,7 @@ impl Facts for Tree {
     }
 }
 
-/// A server that has neither files of its own nor run anything yet.
+/// A server without own files that has run nothing yet.
 fn server() -> ServerState<'static> {
     static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
     static WRITTEN: LazyLock<WritableHistory> = LazyLock::new(WritableHistory::default);
@@ -128,7 +128,7 @@ fn any_path() -> impl Strategy<Value = String> {
     proptest::collection::vec("[abc]", 0..5).prop_map(|names| format!("/{}", names.join("/")))
 }
 
-/// The rule as it is written: ancestors, the most specific, precedence.
+/// The documented rule: ancestors, the most specific, precedence.
 fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
     let is_ancestor =
         |above: &str| above == "/" || path == above || path.starts_with(&format!("{above}/"));
@@ -147,7 +147,7 @@ fn oracle(entries: &[(String, AccessMode)], path: &str) -> AccessMode {
 
 proptest! {
     #[test]
-    fn the_entry_that_decides_is_the_oracles(
+    fn deciding_entry_matches_the_oracle(
         entries in proptest::collection::vec(
             (any_path(), prop_oneof![
                 Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::Deny)
@@ -188,7 +188,7 @@ fn links_are_resolved_before_deciding() {
 }
 
 #[test]
-fn no_workspace_roots_grant_nothing() {
+fn without_workspace_roots_nothing_is_granted() {
     let tree = Tree::new([("/w", Entry::Directory)]);
     let mut asked = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
     asked.workspace_roots.clear();
@@ -248,7 +248,7 @@ fn no_entry_opens_files_of_the_server() {
 }
 
 #[test]
-fn patterns_expand_to_what_is_there() {
+fn patterns_expand_to_existing_files() {
     let tree = Tree::new([
         ("/w/.env", Entry::File("")),
         ("/w/a/.env", Entry::File("")),
@@ -282,9 +282,9 @@ fn patterns_expand_to_what_is_there() {
     assert_eq!(denied("a/*/a/.env", None), Vec::<String>::new());
 }
 
-/// And stays as it is, whoever made it.
+/// The link stays unchanged, whoever created it.
 #[test]
-fn a_link_that_a_pattern_names_keeps_its_place() {
+fn link_named_by_a_pattern_is_pinned() {
     let tree = Tree::new([
         ("/w/real/x.env", Entry::File("")),
         ("/w/conf", Entry::Link("real")),
@@ -304,7 +304,7 @@ fn a_link_that_a_pattern_names_keeps_its_place() {
 }
 
 #[test]
-fn each_path_is_looked_at_once() {
+fn each_path_is_looked_up_once() {
     let tree = Tree::new([("/w", Entry::Directory), ("/deep/a/b/c", Entry::Directory)]);
     let entries = (0..500).map(|n| place(&format!("/deep/a/b/c/{n}"), AccessMode::Read));
     resolved(&tree, &context(entries.collect()));
@@ -356,7 +356,7 @@ fn steps(tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
 }
 
 #[test]
-fn plans() {
+fn plans_match_their_policies() {
     let tree = Tree::new([
         ("/dev/null", Entry::File("")),
         ("/w/.git", Entry::Directory),
@@ -415,7 +415,7 @@ fn plans() {
 }
 
 #[test]
-fn restrictions_and_keys() {
+fn keys_differ_by_restrictions() {
     let tree = Tree::new([("/w", Entry::Directory), ("/w/x", Entry::File(""))]);
     let planner = planner(able());
     let plan = |tree: &Tree, context: &SandboxContext| {
@@ -437,7 +437,7 @@ fn restrictions_and_keys() {
 }
 
 #[test]
-fn machines_that_cannot() {
+fn machines_without_capabilities_refuse() {
     let tree = Tree::new([("/w", Entry::Directory)]);
     let writes = context(vec![root(AccessMode::Read), project(AccessMode::Write)]);
     let reads = SandboxContext::new(PermissionProfile::read_only());
@@ -466,7 +466,7 @@ fn machines_that_cannot() {
     for check in Capabilities::none().checks() {
         assert!(!check.available && check.remedy.is_some(), "{check:?}");
     }
-    // Without user namespaces nothing is known of what is tried inside of one.
+    // Without user namespaces nothing is known about what is tried inside one.
     let unknown = Capabilities { user_namespace: false, ..Capabilities::none() }.checks();
     let remedy = |name| unknown.iter().find(|check| check.name == name).unwrap().remedy.clone();
     assert_eq!(remedy("process limit for root"), remedy("user namespace"));
@@ -474,7 +474,7 @@ fn machines_that_cannot() {
 }
 
 #[test]
-fn this_machine_is_probed() {
+fn probe_finds_an_assurance_on_this_machine() {
     let probed = Capabilities::probe();
     assert!(probed.assurance().is_some(), "{probed:?}");
     let _ = minimal();
@@ -501,7 +501,7 @@ fn is_unreachable(result: &Result<Resolved, PolicyError>, expected: &str) -> boo
 }
 
 #[test]
-fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
+fn grant_through_a_link_that_a_sandbox_could_create_is_refused() {
     let tree = Tree::new([
         ("/w/link", Entry::Link("/etc")),
         ("/w/deep/er", Entry::Link("../../etc")),
@@ -520,7 +520,7 @@ fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
             place("/srv/link/app", AccessMode::Read),
         ]);
         assert!(tried(&tree, &asked, &["/"]).is_ok());
-        // Nobody inside can write there, under this policy or another.
+        // Nothing inside can write there, under this policy or another.
         let asked = context(vec![project(AccessMode::Write), place("/srv/link/app", access)]);
         assert!(tried(&tree, &asked, &["/tmp"]).is_ok());
         assert!(is_link(&tried(&tree, &asked, &["/srv"]), "/srv/link"));
@@ -528,7 +528,7 @@ fn a_grant_through_a_link_that_somebody_inside_could_have_made_is_refused() {
 }
 
 #[test]
-fn a_link_on_the_way_to_something_denied_keeps_its_place() {
+fn link_on_the_way_to_a_denied_path_is_pinned() {
     let tree = Tree::new([
         ("/w/a/link", Entry::Link("../real")),
         ("/w/real/key", Entry::File("")),
@@ -549,7 +549,7 @@ fn a_link_on_the_way_to_something_denied_keeps_its_place() {
 }
 
 #[test]
-fn what_somebody_inside_could_open_is_not_left_unprotected() {
+fn removable_obstacle_is_refused() {
     let tree = Tree::new([
         ("/w/closed", Entry::Closed),
         ("/w/closed/key", Entry::File("")),
@@ -566,13 +566,13 @@ fn what_somebody_inside_could_open_is_not_left_unprotected() {
     // Its `.git` cannot be looked at.
     let second = with(place("/second", AccessMode::Write));
     assert!(is_unreachable(&tried(&tree, &second, &[]), "/second"));
-    // Nobody inside can change the mode of a directory that is not writable there.
+    // Nothing inside can change the mode of a directory that is not writable there.
     assert!(tried(&tree, &denied("/root/key"), &[]).is_ok());
     assert!(is_unreachable(&tried(&tree, &denied("/root/key"), &["/root"]), "/root"));
 }
 
 #[test]
-fn patterns_are_expanded_to_their_end_or_refused() {
+fn patterns_are_expanded_completely_or_refused() {
     let deep = "/w/".to_owned() + &"d/".repeat(40) + ".env";
     let tree = Tree::new([(&*deep.leak(), Entry::File(""))]);
     let asked = context(vec![project(AccessMode::Write), glob("**/.env")]);
@@ -580,7 +580,7 @@ fn patterns_are_expanded_to_their_end_or_refused() {
 }
 
 #[test]
-fn files_that_are_mounted_twice_are_protected_by_both_names() {
+fn files_mounted_twice_are_protected_under_both_paths() {
     let mount = |id, file_system, root: &str, point: &str, kind: &str| Mount {
         id,
         file_system,
@@ -634,7 +634,7 @@ fn files_that_are_mounted_twice_are_protected_by_both_names() {
 }
 
 #[test]
-fn own_files_are_protected_with_their_way_and_before_they_exist() {
+fn server_files_are_protected_with_their_links_and_before_they_exist() {
     let tree = Tree::new([
         ("/w/token", Entry::Link("../real/token")),
         ("/real/token", Entry::File("")),
@@ -656,7 +656,7 @@ fn own_files_are_protected_with_their_way_and_before_they_exist() {
 }
 
 #[test]
-fn only_roots_that_grant_nothing_otherwise_are_created() {
+fn only_needed_writable_roots_are_created() {
     let tree = Tree::new([("/w/.git", Entry::Directory), ("/srv", Entry::Directory)]);
     for (path, created) in [("/srv/new", true), ("/w/build.log", false), ("/w/.git/index", false)] {
         let asked = context(vec![project(AccessMode::Write), place(path, AccessMode::Write)]);
@@ -666,7 +666,7 @@ fn only_roots_that_grant_nothing_otherwise_are_created() {
 }
 
 #[test]
-fn a_name_below_too_many_missing_ones_is_refused() {
+fn name_below_too_many_missing_ones_is_refused() {
     let pointer = format!("gitdir: {}git\n", "a/".repeat(3_000));
     let tree = Tree::new([("/w/.git", Entry::File(pointer.leak()))]);
     let asked = context(vec![project(AccessMode::Write)]);
@@ -677,7 +677,7 @@ fn a_name_below_too_many_missing_ones_is_refused() {
 }
 
 #[test]
-fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
+fn directory_left_by_dot_dot_is_pinned() {
     let tree = Tree::new([
         ("/w/lk", Entry::Link("d/e/../../sec")),
         ("/w/d/e", Entry::Directory),
@@ -692,13 +692,13 @@ fn a_directory_that_a_way_climbs_out_of_keeps_its_name() {
     for kept in ["/w/d/e", "/w/d", "/w/d/g"] {
         assert!(policy.pinned_directories.contains(Path::new(kept)), "{kept}");
     }
-    // A grant by such a way is refused.
+    // A grant through such a path is refused.
     let asked = context(vec![project(AccessMode::Write), place("/out/lk", AccessMode::Write)]);
     assert!(is_link(&tried(&tree, &asked, &[]), "/w/d/e"));
 }
 
 #[test]
-fn a_directory_that_keeps_its_name_stays_denied() {
+fn pinned_directory_stays_denied() {
     for denied in ["/w/den", "/w/den/deep"] {
         let tree = Tree::new([
             ("/w/den/deep/key", Entry::File("")),
@@ -724,7 +724,7 @@ fn a_directory_that_keeps_its_name_stays_denied() {
 }
 
 #[test]
-fn a_link_is_laid_by_every_name_of_its_directory() {
+fn link_is_checked_under_every_alias_of_its_directory() {
     let mount = |id, root: &str, point: &str| Mount {
         id,
         file_system: (8, 1),

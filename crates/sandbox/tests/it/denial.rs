@@ -1,10 +1,10 @@
-//! When the sandbox is to blame.
+//! When the sandbox caused a failure.
 
 use codex_linux_sandbox::denial::{Detector, PHRASES, WORDS};
 use proptest::prelude::*;
 
 #[test]
-fn words_and_exit_codes() {
+fn output_and_exit_code_decide() {
     for (code, output, denied) in [
         (1, "touch: cannot touch 'x': Read-only file system", true),
         (1, "bash: /etc/x: Permission denied", true),
@@ -17,7 +17,7 @@ fn words_and_exit_codes() {
         (1, "error: sandbox: denied", true),
         (1, "blocked (sandboxed)", true),
         (1, "/usr/bin/x: the sandbox says no", true),
-        // A path may be called anything, and may still be denied.
+        // A path may have any name, and may still be denied.
         (1, "ls: cannot access '/srv/sandbox/x': No such file or directory", false),
         (1, "/home/u/landlock-demo/src/seccomp.rs:3: error", false),
         (1, "error: sandbox/x.c(12): no", false),
@@ -38,9 +38,9 @@ fn words_and_exit_codes() {
 }
 
 proptest! {
-    /// However the output is cut up, the verdict is that of the whole.
+    /// However the output is split, the verdict is that of the whole.
     #[test]
-    fn chunks_do_not_matter(
+    fn chunk_boundaries_do_not_matter(
         before in "[a-zA-Z/ \n]{0,30}",
         word in proptest::option::of(0..PHRASES.len() + WORDS.len()),
         after in "[a-z/ \n]{0,30}",

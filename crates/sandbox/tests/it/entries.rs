@@ -1,4 +1,4 @@
-//! What single entries and patterns are taken for, against a file system in memory.
+//! How single entries and patterns are resolved, against a file system in memory.
 
 use std::path::Path;
 
@@ -9,9 +9,10 @@ use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
 use super::decisions::{Entry, Tree, context, place, resolved, tried};
 use super::support::{glob, project, root};
 
-/// What is denied by a link is denied where it leads now; only a grant must not follow one that was laid.
+/// A denial through a link applies to the current target; only a grant must not follow a link that a
+/// sandbox created.
 #[test]
-fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
+fn denial_through_an_earlier_sandbox_link_holds() {
     let tree = Tree::new([
         ("/w/lnk", Entry::Link("/out")),
         ("/w/up", Entry::Link("d/../lnk")),
@@ -29,7 +30,7 @@ fn a_denial_by_a_link_that_could_have_been_laid_earlier_is_kept() {
 }
 
 #[test]
-fn entries_that_lead_through_a_process_are_refused() {
+fn entries_through_per_process_proc_are_refused() {
     let mut tree = Tree::new([
         ("/proc/self", Entry::Link("7")),
         ("/proc/mounts", Entry::Link("self/mounts")),
@@ -83,7 +84,7 @@ fn entries_that_lead_through_a_process_are_refused() {
     for pattern in ["/proc/*/environ", "/proc/self/root/etc/*", "/proc/7/e*"] {
         assert!(refused(glob(pattern)), "{pattern}");
     }
-    // What another `/proc` shows is not what is in the sandbox's own.
+    // Another `/proc` does not show what the sandbox's own shows.
     let asked = context(vec![root(AccessMode::Read), place("/alias/cpuinfo", AccessMode::Deny)]);
     let policy = resolved(&tree, &asked);
     assert_eq!(policy.access.access(Path::new("/proc/cpuinfo")), AccessMode::Read);
@@ -91,7 +92,7 @@ fn entries_that_lead_through_a_process_are_refused() {
 }
 
 #[test]
-fn patterns_go_on_below_a_match_where_something_is_granted() {
+fn patterns_continue_below_a_match_where_something_is_granted() {
     let tree = Tree::new([
         ("/w/x.env/sub/y.env", Entry::File("")),
         ("/w/x.env/sub/z", Entry::File("")),
@@ -119,9 +120,9 @@ fn patterns_go_on_below_a_match_where_something_is_granted() {
     assert!(policy.region(Path::new("/w/x.env/other/y.env")).is_none(), "nothing to look for");
 }
 
-/// A mount that the table does not have could be of any file.
+/// A mount that the table does not list could show any file.
 #[test]
-fn a_place_on_a_mount_that_is_not_known_is_refused() {
+fn path_on_an_unknown_mount_is_refused() {
     let mut tree = Tree::new([("/w/den", Entry::Directory)]);
     tree.mounts = vec![Mount {
         id: 9,

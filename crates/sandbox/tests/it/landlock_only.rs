@@ -1,4 +1,4 @@
-//! Without namespaces: exact, or refused.
+//! Enforcement without namespaces: exact, or refused.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn run(world: &World, permissions: PermissionProfile, argv: &[&str]) -> Done {
 }
 
 #[test]
-fn what_landlock_expresses_is_enforced() {
+fn expressible_policies_are_enforced() {
     for user in users() {
         let world = World::new(user);
         let program = program();
@@ -50,7 +50,7 @@ fn what_landlock_expresses_is_enforced() {
 }
 
 #[test]
-fn what_landlock_cannot_express_is_refused() {
+fn inexpressible_policies_are_refused() {
     for user in users() {
         let world = World::new(user);
         let place = |name: &str, access| at(&world.base.join(name), access);
@@ -69,11 +69,11 @@ fn what_landlock_cannot_express_is_refused() {
 }
 
 #[test]
-fn the_kernels_trees_are_never_writable() {
+fn kernel_trees_are_never_writable() {
     let steering = "/proc/sys/kernel/core_pattern";
     for user in users() {
         let world = World::new(user);
-        // A grant around them cannot leave them out, and is refused.
+        // A grant around them cannot exclude them, and is refused.
         for policy in [
             managed(vec![root(AccessMode::Write)]),
             managed(vec![at(Path::new("/"), AccessMode::Write)]),
@@ -83,11 +83,11 @@ fn the_kernels_trees_are_never_writable() {
             assert!(done.err.contains("with `/` writable"), "{done:?}");
             assert!(done.err.contains("grant write access only to the directories"), "{done:?}");
         }
-        // A grant of them, or inside of them, grants reading, as with namespaces.
+        // A grant of them, or inside of them, grants reading only, as with namespaces.
         let before = std::fs::read(steering).unwrap();
         for named in ["/proc", "/proc/sys", "/proc/sys/kernel", steering, "/sys", "/sys/kernel"] {
             let entries = || vec![root(AccessMode::Read), at(Path::new(named), AccessMode::Write)];
-            // What is there is written to itself, should it succeed.
+            // If it succeeded, it would write back the current content.
             let file = if named.starts_with("/sys") { "/sys/kernel/profiling" } else { steering };
             let script = format!("cat {file} >/dev/null && exec 3<>{file}");
             run(&world, managed(entries()), &["sh", "-c", &script]).kept_from();
@@ -99,7 +99,7 @@ fn the_kernels_trees_are_never_writable() {
 }
 
 #[test]
-fn devices_that_are_not_named_are_out_of_reach() {
+fn unnamed_devices_are_not_accessible() {
     for user in users() {
         let world = World::new(user);
         let named = |path: &str| {

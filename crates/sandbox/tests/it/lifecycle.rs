@@ -57,7 +57,7 @@ fn start(
 }
 
 #[test]
-fn exit_codes_go_through() {
+fn exit_codes_are_passed_through() {
     for user in users() {
         let world = World::new(user);
         for (script, code) in [
@@ -78,7 +78,7 @@ fn exit_codes_go_through() {
 }
 
 #[test]
-fn the_program_is_found_as_outside() {
+fn program_lookup_matches_the_host() {
     for user in users() {
         let world = World::new(user);
         let script = world.work.join("script");
@@ -114,7 +114,7 @@ fn failures_name_their_stage() {
 }
 
 #[test]
-fn the_group_can_be_signalled() {
+fn process_group_can_be_signalled() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     for (signal, ending) in [
@@ -141,7 +141,7 @@ fn the_group_can_be_signalled() {
     assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
 }
 
-/// A target in a group of its own, as a shell with job control is, hears the server too.
+/// A target with its own group, such as a shell with job control, receives the server's signals too.
 #[test]
 fn signals_reach_a_target_that_left_the_group() {
     let sandbox = sandbox();
@@ -162,7 +162,7 @@ fn signals_reach_a_target_that_left_the_group() {
 }
 
 #[test]
-fn stop_and_continue() {
+fn sandbox_can_be_stopped_and_resumed() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     let (mut child, _, _) =
@@ -176,7 +176,7 @@ fn stop_and_continue() {
 }
 
 #[test]
-fn killing_the_child_ends_everything_inside() {
+fn killing_the_child_kills_everything_inside() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     let alive = world.work.join("alive");
@@ -197,7 +197,7 @@ fn killing_the_child_ends_everything_inside() {
 }
 
 #[test]
-fn what_the_target_leaves_running_ends_with_it() {
+fn background_processes_end_with_the_target() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     let script = "(setsid sleep 600 &); exit 6";
@@ -251,7 +251,7 @@ fn waiting_server(world: &World, policy: PermissionProfile) -> (Child, i32) {
 const PLACEHOLDERS: [&str; 3] = [".agents", ".codex", ".git"];
 
 #[test]
-fn no_litter_after_the_target_ends() {
+fn no_placeholder_is_left_after_the_target_ends() {
     for user in users() {
         let world = World::new(user);
         let (mut server, pid) = waiting_server(&world, workspace());
@@ -263,7 +263,7 @@ fn no_litter_after_the_target_ends() {
 }
 
 #[test]
-fn no_litter_after_the_child_is_killed() {
+fn no_placeholder_is_left_after_the_child_is_killed() {
     for user in users() {
         let world = World::new(user);
         let (mut server, pid) = waiting_server(&world, workspace());
@@ -274,7 +274,7 @@ fn no_litter_after_the_child_is_killed() {
 }
 
 #[test]
-fn no_litter_after_the_server_is_killed() {
+fn no_placeholder_is_left_after_the_server_is_killed() {
     for user in users() {
         let world = World::new(user);
         let (mut server, _) = waiting_server(&world, workspace());
@@ -290,9 +290,9 @@ fn until_let_go(placeholder: &Path) {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
 }
 
-/// The worst case, both killed at once: the next sandbox takes over what is left, and removes it.
+/// The worst case, both killed at once: the next sandbox reuses what is left, and removes it.
 #[test]
-fn litter_of_a_crash_is_taken_over() {
+fn placeholder_left_by_a_crash_is_reused() {
     for user in users() {
         let world = World::new(user);
         let (mut server, pid) = waiting_server(&world, workspace());
@@ -333,7 +333,7 @@ fn placeholders_are_shared() {
 
 /// A denied path that does not exist yet is protected with everything above it.
 #[test]
-fn missing_denied_paths_cannot_come_into_being() {
+fn missing_denied_paths_cannot_be_created() {
     for user in users() {
         let world = World::new(user);
         let policy = managed(vec![
@@ -365,9 +365,9 @@ fn nested(world: &World) -> [PermissionProfile; 3] {
     })
 }
 
-/// Whoever ends last removes the directories on the way, too, in whatever order they come and go.
+/// The last sandbox to end removes the parent directories, too, in whatever order they start and end.
 #[test]
-fn no_way_is_left_by_sandboxes_that_overlap() {
+fn overlapping_sandboxes_leave_no_parent_directories() {
     for user in users() {
         let world = World::new(user);
         let policies = nested(&world);
@@ -391,7 +391,7 @@ fn no_way_is_left_by_sandboxes_that_overlap() {
 }
 
 #[test]
-fn the_way_that_a_crash_left_is_taken_over() {
+fn parent_directories_left_by_a_crash_are_reused() {
     for user in users() {
         let world = World::new(user);
         let [_, policy, _] = nested(&world);
@@ -407,9 +407,9 @@ fn the_way_that_a_crash_left_is_taken_over() {
     }
 }
 
-/// As by `git init`: on the host a name is free to be used, and what is put there stays.
+/// As by `git init`: on the host the name can be used, and what is put there stays.
 #[test]
-fn a_name_that_is_held_can_be_used_outside() {
+fn placeholder_name_can_be_used_outside() {
     for user in users() {
         let world = World::new(user);
         let (mut server, pid) = waiting_server(&world, workspace());
@@ -417,7 +417,7 @@ fn a_name_that_is_held_can_be_used_outside() {
         outside.args(["-c", "mkdir .git/refs && echo x > .git/HEAD"]).current_dir(&world.work);
         world.clothe(&mut outside);
         finish(&mut outside).ok();
-        // A sandbox that starts now protects it as it is.
+        // A sandbox that starts now protects it with its content.
         world.shell(workspace(), "cat .git/HEAD").ok();
         world.shell(workspace(), "echo y > .git/HEAD").kept_from();
         kill(-pid, libc::SIGTERM);
@@ -429,9 +429,9 @@ fn a_name_that_is_held_can_be_used_outside() {
     }
 }
 
-/// A workspace that is the home directory protects `.codex`, and what the server keeps there.
+/// A workspace that is the home directory protects `.codex`, with the server's files in it.
 #[test]
-fn a_home_can_be_a_workspace() {
+fn home_can_be_a_workspace() {
     for user in users() {
         let world = World::new(user);
         let context = world.context(workspace());
@@ -526,7 +526,7 @@ impl Screen {
         self.master.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Reads until a text comes; answers what came before it.
+    /// Reads until a text appears; returns what came before it.
     fn until(&mut self, text: &str) -> String {
         let mut chunk = [0; 4096];
         loop {
@@ -570,7 +570,7 @@ fn terminals_work() {
 
 /// Its own name is in the host's `/dev/pts`, which is not there.
 #[test]
-fn a_terminal_has_a_name() {
+fn terminal_has_a_path() {
     let sandbox = sandbox();
     let world = World::new(User::Own);
     let (master, slave) = terminal();
@@ -619,7 +619,7 @@ fn job_control_works() {
 
 /// A private set of terminals: other sessions' are not there, new ones can be made.
 #[test]
-fn terminals_of_others_are_not_there() {
+fn terminals_of_others_are_not_visible() {
     for user in users() {
         let world = World::new(user);
         let (_master, _slave) = terminal();

@@ -33,7 +33,7 @@ fn metadata_is_protected() {
     let protected: Vec<PathBuf> =
         policy.protected.iter().map(|name| name.parent.join(&name.missing[0])).collect();
     assert_eq!(protected, [Path::new("/w/.agents")]);
-    // An entry that names them has its way.
+    // An entry that names them decides.
     let policy = resolved(
         &tree,
         &context(vec![
@@ -47,7 +47,7 @@ fn metadata_is_protected() {
 }
 
 #[test]
-fn what_git_leads_to_is_protected_before_it_exists_too() {
+fn git_targets_are_protected_even_before_they_exist() {
     let tree = Tree::new([
         ("/w/tree/.git", Entry::File("gitdir: ../main/.git/worktrees/tree\n")),
         ("/w/main/.git/worktrees/tree/commondir", Entry::File("../..\n")),
@@ -72,7 +72,7 @@ fn what_git_leads_to_is_protected_before_it_exists_too() {
 }
 
 #[test]
-fn what_links_in_metadata_lead_to_is_protected() {
+fn targets_of_links_in_metadata_are_protected() {
     let tree = Tree::new([
         ("/w/.git/hooks", Entry::Link("../hk")),
         ("/w/.git/config", Entry::Link("../way/cfg")),
@@ -103,7 +103,7 @@ fn what_links_in_metadata_lead_to_is_protected() {
     ]);
     let entries = ["/w", "/w/tree", "/w/named"].map(|root| place(root, AccessMode::Write));
     let asked = context(entries.to_vec());
-    // In the first request, and when its own sandboxes have written to the workspace.
+    // In the first request, and after its own sandboxes have written to the workspace.
     for written in [&[][..], &["/w"]] {
         let resolved = tried(&tree, &asked, written);
         let Ok(Resolved::Restricted(policy)) = resolved else { panic!("{resolved:?}") };
@@ -118,7 +118,7 @@ fn what_links_in_metadata_lead_to_is_protected() {
             ("/w/codex.toml", AccessMode::Read),
             ("/w/skills/one", AccessMode::Read),
             ("/out/x", AccessMode::Deny),
-            // Not right inside, beside what is protected, or named by an entry.
+            // Not directly inside, beside what is protected, or named by an entry.
             ("/w/deeper", AccessMode::Write),
             ("/w/scripts/other", AccessMode::Write),
             ("/w/real/other", AccessMode::Write),
@@ -132,9 +132,9 @@ fn what_links_in_metadata_lead_to_is_protected() {
     }
 }
 
-/// git takes it from where the name is, which is not where the file is.
+/// git resolves it relative to the name's directory, not the file's.
 #[test]
-fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
+fn git_pointer_behind_a_link_is_read_like_git() {
     let tree = Tree::new([
         ("/w/.git", Entry::Link("meta/pointer")),
         ("/w/meta/pointer", Entry::File("gitdir: real\n")),
@@ -150,7 +150,7 @@ fn a_git_pointer_behind_a_link_protects_what_git_takes_it_for() {
 }
 
 #[test]
-fn a_git_pointer_means_what_git_takes_it_for() {
+fn git_pointer_is_read_like_git() {
     for (text, target) in [
         ("gitdir: real \n", "/w/real "),
         ("gitdir: real\t", "/w/real\t"),
@@ -167,10 +167,10 @@ fn a_git_pointer_means_what_git_takes_it_for() {
     }
 }
 
-/// A link may lead to a directory around the repository: what is protected inside stays so, and a
-/// directory that an entry names stays what the entry says.
+/// A link may lead to a directory around the repository: what is protected inside stays protected, and
+/// a directory that an entry names keeps the entry's access.
 #[test]
-fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
+fn link_to_a_directory_around_the_repository_keeps_it_usable() {
     let tree = Tree::new([
         ("/w/.git", Entry::File("gitdir: /w/sub/main/.git/worktrees/one")),
         ("/w/sub/main/.git/worktrees/one/commondir", Entry::File("../..\n")),
@@ -195,9 +195,9 @@ fn a_link_to_a_directory_around_the_repository_takes_nothing_from_it() {
     }
 }
 
-/// Protecting it would take the root away, and leaving it would leave all of it open.
+/// Protecting it would take the root away; not protecting it would leave everything open.
 #[test]
-fn metadata_that_leads_to_a_writable_directory_around_the_root_is_refused() {
+fn metadata_leading_to_a_writable_directory_around_the_root_is_refused() {
     let refused = |nodes: Vec<(&'static str, Entry)>, writable: &[&str]| {
         let tree = Tree::new(nodes.into_iter().chain([("/p/w/x", Entry::File(""))]));
         let entries = writable.iter().map(|path| place(path, AccessMode::Write));
@@ -227,7 +227,7 @@ fn metadata_that_leads_to_a_writable_directory_around_the_root_is_refused() {
     }
     // git does not use it by that name.
     assert_eq!(refused(vec![("/p/w/.git/other", Entry::Link("/p/w"))], root), None);
-    // The root is the directory of the hooks.
+    // The root is the hooks directory.
     let hooks = vec![("/p/hooks/.git", Entry::File("gitdir: ..\n"))];
     let tree = Tree::new(hooks);
     let mut asked = context(vec![place("/p/hooks", AccessMode::Write)]);

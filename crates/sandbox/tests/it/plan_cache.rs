@@ -19,7 +19,7 @@ use rustix::mount::{
 
 use super::support::*;
 
-/// A directory with places of every kind, a policy that names them, and who plans it.
+/// A directory with files of every kind, a policy that names them, and the sandbox that plans it.
 struct Place {
     base: PathBuf,
     context: SandboxContext,
@@ -31,7 +31,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("kept-").tempdir_in("/var/tmp").unwrap()
 }
 
-/// Makes the places.
+/// Creates the files.
 fn furnish(base: &Path) {
     for name in ["work", "other/inside", "secret", "deep/er/est", "linked", "elsewhere"] {
         fs::create_dir_all(base.join(name)).unwrap();
@@ -79,7 +79,7 @@ impl Place {
         self.sandbox.plan(&self.context, Surroundings::default()).unwrap().unwrap()
     }
 
-    /// Asks often enough for it to be kept: what is asked for once is not, the second time it is.
+    /// Plans often enough to be cached: the second request for a policy caches its plan.
     fn keep(&self) -> *const Enforcement {
         let planned: Vec<Planned> = (0..4).map(|_| self.plan()).collect();
         let [kept, again] = [&planned[2], &planned[3]].map(|planned| {
@@ -90,7 +90,7 @@ impl Place {
         again
     }
 
-    /// What is kept and what planning anew gives are equal, refusals included.
+    /// The cached plan equals a new one, refusals included.
     fn is_right(&self, after: &str) {
         let around = Surroundings::default();
         let told = |planned: Result<Option<Planned>, PrepareError>| {
@@ -103,7 +103,7 @@ impl Place {
 }
 
 #[test]
-fn a_plan_is_kept_while_nothing_that_matters_changes() {
+fn plan_is_cached_while_nothing_relevant_changes() {
     let place = Place::new();
     let kept = place.keep();
     for round in 0..3 {
@@ -121,7 +121,7 @@ fn a_plan_is_kept_while_nothing_that_matters_changes() {
     assert!(!std::ptr::eq(place.plan().enforcement(), held.enforcement()), "forgotten");
 }
 
-/// Something done to the place.
+/// A change in the directory.
 type Change = fn(&Path);
 
 const CHANGES: &[(&str, Change)] = &[
@@ -167,7 +167,7 @@ const CHANGES: &[(&str, Change)] = &[
 ];
 
 #[test]
-fn every_change_that_matters_is_noticed() {
+fn every_relevant_change_is_noticed() {
     for (what, change) in CHANGES {
         notices(&Place::new(), what, *change);
     }
@@ -179,13 +179,13 @@ fn notices(place: &Place, what: &str, change: Change) {
     change(&place.base);
     place.is_right(what);
     assert!(place.plan().key() != before, "{what} made no difference");
-    // And it is kept again from then on.
+    // From then on it is cached again.
     place.keep();
     place.is_right(what);
 }
 
 #[test]
-fn a_link_that_is_made_among_hooks_is_noticed() {
+fn new_link_among_hooks_is_noticed() {
     let links: [(&str, Change); 4] = [
         ("a hook", |base| symlink("../../x", base.join("other/.git/hooks/update")).unwrap()),
         ("a configuration", |base| symlink("../x", base.join("other/.git/config")).unwrap()),
@@ -214,7 +214,7 @@ fn a_link_that_is_made_among_hooks_is_noticed() {
 }
 
 #[test]
-fn a_pointer_file_is_read_each_time() {
+fn pointer_file_is_read_each_time() {
     let place = Place::new();
     for name in ["one", "two"] {
         fs::create_dir(place.base.join("other").join(name)).unwrap();
@@ -230,7 +230,7 @@ fn a_pointer_file_is_read_each_time() {
 }
 
 #[test]
-fn what_holds_a_missing_name_is_looked_into_each_time() {
+fn placeholder_is_inspected_each_time() {
     let place = Place::new();
     let held = place.base.join("work/.git");
     let kept = place.keep();
@@ -270,7 +270,7 @@ fn make_noise(directory: &Path, events: usize) {
 }
 
 #[test]
-fn a_directory_that_tells_too_much_is_looked_at() {
+fn noisy_directory_is_looked_up_instead() {
     let place = Place::new();
     let kept = place.keep();
     make_noise(&place.base.join("other"), 1000);
@@ -282,20 +282,20 @@ fn a_directory_that_tells_too_much_is_looked_at() {
 }
 
 #[test]
-fn more_happens_than_anybody_could_be_told_of() {
+fn inotify_overflow_invalidates_the_plan() {
     let queued = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events");
     let queued: usize = queued.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(16384);
     let place = Place::new();
     place.keep();
     make_noise(&place.base.join("linked"), queued);
-    // Nobody is told of this.
+    // No watch reports this.
     fs::create_dir(place.base.join("deep/er/est/.git")).unwrap();
     place.is_right("a flood");
 }
 
 /// Kernel trees tell of nothing: they are looked at each time.
 #[test]
-fn where_nobody_tells_everything_is_looked_at() {
+fn unwatchable_file_system_is_looked_up_each_time() {
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let process = PathBuf::from(format!("/proc/{}/task", child.id()));
     let directory = directory();
@@ -311,7 +311,7 @@ fn where_nobody_tells_everything_is_looked_at() {
     assert!(place.plan().key() != before);
 }
 
-/// Runs a test in a thread of its own, which alone sees what it mounts; if that is possible here.
+/// Runs a test in a thread with a private mount namespace, if that is possible here.
 fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
     let test = || {
         // SAFETY: changes what this thread sees of the file system, nothing else.
@@ -325,7 +325,7 @@ fn where_mounts_are_private(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_mount_is_noticed() {
+fn new_mount_is_noticed() {
     where_mounts_are_private(|| {
         let place = Place::new();
         place.keep();
@@ -452,9 +452,9 @@ fn open_up(directory: &Path) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is done to the places of a policy: what is handed out is what planning anew gives.
+    /// After any changes to the files of a policy, the cached plan equals a new one.
     #[test]
-    fn a_kept_plan_is_what_planning_anew_gives(
+    fn cached_plan_equals_a_new_one(
         steps in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..24)
     ) {
         let place = Place::new();
@@ -462,7 +462,7 @@ proptest! {
             for step in &steps {
                 step.take(&place.base);
             }
-            // Twice, so that it is kept between the changes.
+            // Twice, so that it is cached between the changes.
             for _ in 0..2 {
                 place.is_right(&format!("{steps:?}"));
             }

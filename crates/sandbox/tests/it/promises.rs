@@ -11,7 +11,7 @@ use super::support::*;
 use crate::skipped::runs_as_root;
 
 #[test]
-fn what_is_granted_can_be_done() {
+fn granted_access_works() {
     for user in users() {
         let world = World::new(user);
         for policy in [workspace(), minimal(), PermissionProfile::workspace_write()] {
@@ -44,7 +44,7 @@ fn existing_hard_links_are_written_through() {
 }
 
 #[test]
-fn sockets_between_relatives_still_work() {
+fn socket_pairs_still_work() {
     for user in users() {
         let world = World::new(user);
         for kind in ["1", "5"] {
@@ -101,7 +101,7 @@ fn metadata_stays_read_only() {
 }
 
 #[test]
-fn a_git_pointer_file_protects_what_it_points_to() {
+fn target_of_a_git_pointer_file_is_protected() {
     for user in users() {
         let world = World::new(user);
         let real = world.work.join("main/.git/worktrees/x");
@@ -126,7 +126,7 @@ fn a_git_pointer_file_protects_what_it_points_to() {
 }
 
 #[test]
-fn a_git_link_is_pinned() {
+fn git_link_is_pinned() {
     for user in users() {
         let world = World::new(user);
         std::fs::create_dir(world.work.join("real")).unwrap();
@@ -140,9 +140,9 @@ fn a_git_link_is_pinned() {
     }
 }
 
-/// A read-only or denied place keeps its name even if a directory above it could be moved.
+/// A read-only or denied path keeps its name even if a directory above it could be moved.
 #[test]
-fn protected_places_keep_their_names() {
+fn protected_paths_cannot_be_renamed() {
     for user in users() {
         let world = World::new(user);
         let kept = world.work.join("a/b/kept");
@@ -163,7 +163,7 @@ fn protected_places_keep_their_names() {
 }
 
 #[test]
-fn nested_entries_decide_by_the_most_specific() {
+fn most_specific_nested_entry_decides() {
     for user in users() {
         let world = World::new(user);
         for directory in ["ro/rw/no/ro", "no/yes"] {
@@ -204,7 +204,7 @@ fn nested_entries_decide_by_the_most_specific() {
 }
 
 #[test]
-fn temporary_directories() {
+fn temporary_directories_are_writable_as_granted() {
     for user in users() {
         let world = World::new(user);
         let temporary = world.base.join("temporary");
@@ -222,7 +222,7 @@ fn temporary_directories() {
 }
 
 #[test]
-fn private_memory_comes_and_goes() {
+fn shared_memory_is_private_to_a_sandbox() {
     for user in users() {
         let world = World::new(user);
         let name = format!("/dev/shm/sandbox-test-{}", std::process::id());
@@ -261,9 +261,9 @@ fn helpers_run_inside_with_a_minimal_environment() {
     }
 }
 
-/// From the moment that the tree was proved, whoever else looks when.
+/// From the moment that the tree was verified, whenever it is checked.
 #[test]
-fn a_helper_knows_that_a_mount_was_taken_away() {
+fn helper_notices_a_removed_mount() {
     for user in users() {
         let world = World::new(user);
         let context = serde_json::to_string(&world.context(workspace())).unwrap();
@@ -284,7 +284,7 @@ fn a_helper_knows_that_a_mount_was_taken_away() {
 }
 
 #[test]
-fn root_writes_where_others_own_and_gives_nothing_away() {
+fn root_writes_files_of_others_without_changing_owners() {
     if !runs_as_root() {
         return;
     }
@@ -329,7 +329,7 @@ fn root_writes_where_others_own_and_gives_nothing_away() {
 }
 
 #[test]
-fn a_device_that_may_be_read_is_not_written() {
+fn readable_device_cannot_be_written() {
     // A device that only root may open, and that every machine has.
     let device = std::path::Path::new("/dev/kmsg");
     if !runs_as_root() {
@@ -351,7 +351,7 @@ fn a_device_that_may_be_read_is_not_written() {
 }
 
 #[test]
-fn credentials_are_not_read_where_the_file_system_is_not_restricted() {
+fn credentials_are_hidden_with_an_unrestricted_file_system() {
     let policies = [
         PermissionProfile::External { network: NetworkPolicy::Restricted },
         PermissionProfile::Managed {
@@ -402,7 +402,7 @@ fn credentials_are_not_read_where_the_file_system_is_not_restricted() {
 
 /// By its name in `/dev`, as scripts do. The mounts do not show it, and the command holds it already.
 #[test]
-fn an_output_file_is_opened_again_to_be_written() {
+fn output_file_can_be_reopened_for_writing() {
     for user in users() {
         let world = World::new(user);
         let output = world.outside.join("output");
@@ -430,7 +430,7 @@ fn an_output_file_is_opened_again_to_be_written() {
 }
 
 #[test]
-fn what_git_runs_by_a_link_is_not_written() {
+fn targets_of_git_links_cannot_be_written() {
     for user in users() {
         let world = World::new(user);
         let link = |target: &str, name: &str| {

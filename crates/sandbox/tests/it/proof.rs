@@ -1,5 +1,5 @@
-//! The tree of every kind of policy, as its own processes see it: what the child proves to itself
-//! before it runs anything, looked at once more from inside.
+//! The tree of every kind of policy, as processes inside see it: what the inner process verifies before
+//! it runs anything, checked again from inside.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use codex_exec_server_protocol::{AccessMode, NetworkPolicy, PermissionProfile};
 
 use super::support::*;
 
-/// Every kind of tree: from the host's and from nothing, with and without network, denials, patterns,
-/// names that may not come into being.
+/// Every kind of tree: based on the host's or empty, with and without network, denials, patterns and
+/// protected missing names.
 fn profiles(world: &World) -> Vec<(&'static str, PermissionProfile)> {
     let den = at(&world.work.join("den"), AccessMode::Deny);
     let PermissionProfile::Managed { file_system, .. } = minimal() else { unreachable!() };
@@ -50,7 +50,7 @@ fn mounts(table: &str) -> Vec<Mount> {
 }
 
 #[test]
-fn every_profile_is_proved() {
+fn every_profile_passes_the_mount_verification() {
     for user in users() {
         let world = World::new(user);
         std::fs::create_dir_all(world.work.join("den/open")).unwrap();
@@ -88,7 +88,7 @@ fn every_profile_is_proved() {
                     assert!(granted, "{user:?} {name}: {} is not granted\n{table}", mount.path);
                 }
             }
-            // The kernel's own file systems are steered by nobody inside.
+            // Nothing inside can write to the kernel's file systems.
             let last = |path: &str| mounts.iter().rev().find(|mount| mount.path == path);
             for path in ["/proc", "/sys"] {
                 let read_only =

@@ -17,15 +17,15 @@ use codex_exec_server_protocol::{
 pub(crate) const REFUSED: i32 = 201;
 pub(crate) const FAILED: i32 = 202;
 
-/// Nobody.
+/// No user.
 const UNPRIVILEGED: u32 = 65_534;
 
 /// Who runs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
-    /// Whoever runs the tests.
+    /// The user who runs the tests.
     Own,
-    /// Somebody without any privilege.
+    /// A user without privileges.
     Nobody,
 }
 
@@ -161,7 +161,7 @@ impl Done {
         self
     }
 
-    /// It ran and was kept from what it tried.
+    /// It ran and its attempt was refused.
     #[track_caller]
     pub(crate) fn kept_from(&self) -> &Self {
         assert!(self.code != 0 && self.code != REFUSED && self.code != FAILED, "{self:?}");

@@ -1,8 +1,8 @@
-//! Ordinary programs inside the sandbox: compilers, interpreters and the tools around them do what they do
-//! outside. A list of allowed system calls that breaks them is a defect.
+//! Ordinary programs inside the sandbox: compilers, interpreters and related tools work as they do
+//! outside. A system call table that breaks them is a bug.
 //!
-//! They are more than the tests can count on, so these run only where asked for:
-//! `cargo test -p codex-linux-sandbox -- --ignored tools`.
+//! Not every machine has them, so these tests run only on request: `cargo test -p codex-linux-sandbox
+//! -- --ignored tools`.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,8 +12,8 @@ use codex_exec_server_protocol::{NetworkPolicy, PermissionProfile};
 
 use super::support::*;
 
-/// Runs a script in a directory of the workspace, as every user; it has to end well, and to print
-/// `expected` last.
+/// Runs a script in a directory of the workspace, as every user; it must succeed and print `expected`
+/// last.
 fn works(script: &str, expected: &str) {
     for user in users() {
         works_for(user, PermissionProfile::workspace_write(), script, expected);
@@ -203,7 +203,7 @@ go build -o main .
     );
 }
 
-/// The toolchain lies in the home of whoever runs the tests, where others need not get to.
+/// The toolchain is in the home directory of the user who runs the tests, which others may not enter.
 #[test]
 #[ignore = "needs the tools that .ci/run installs"]
 fn rust_is_compiled_and_run() {

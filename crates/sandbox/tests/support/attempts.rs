@@ -1,4 +1,5 @@
-//! Programs that misbehave. Each answers what the system said; success is the failure of the sandbox.
+//! Programs that attack the sandbox. Each prints the result of the system; success means that the
+//! sandbox failed.
 
 use std::ffi::CString;
 use std::io::{self, Write};
@@ -400,7 +401,7 @@ fn swap_connect(port: u16, path: &str, rounds: usize) -> io::Result<()> {
             let connected = libc::connect(number, (&raw const *address).cast(), size);
             let mut peer: libc::sockaddr_un = std::mem::zeroed();
             let mut length = size;
-            // Success only if it is the socket file that answers.
+            // Success only if the socket file answers.
             if connected == 0
                 && libc::getpeername(number, (&raw mut peer).cast(), &raw mut length) == 0
                 && i32::from(peer.sun_family) == libc::AF_UNIX

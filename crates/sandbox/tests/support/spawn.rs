@@ -1,4 +1,4 @@
-//! Spawns a launch as a server does: own session, streams in place, descriptors at their numbers.
+//! Spawns a launch as a server does: own session, streams and descriptors at their numbers.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,7 +10,7 @@ use codex_linux_sandbox::{Cleanup, Failure, Launch};
 /// Numbers no descriptor is passed at.
 const OUT_OF_THE_WAY: RawFd = 100;
 
-/// The command that stands for a launch; add streams and spawn it with [`spawn`].
+/// The command of a launch; add streams and spawn it with [`spawn`].
 pub(crate) fn command(launch: &Launch) -> Command {
     let mut command = Command::new(launch.program.name_after_fork());
     command.arg0(&launch.args[0]).args(&launch.args[1..]);

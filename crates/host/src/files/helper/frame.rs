@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_travel_beside_the_head_and_are_not_copied() {
+    fn file_contents_are_sent_as_payload_without_a_copy() {
         let data = Bytes::from(vec![7; 1 << 20]);
         let operation =
             Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), data.clone())));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_errors_survive() {
+    fn replies_round_trip() {
         let outcomes = [
             Ok(Outcome::Remove(FsDone {})),
             Ok(Outcome::ReadBlock(FsReadBlockResponse { chunk: vec![1, 2].into(), eof: true })),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_lies_about_its_length_is_refused_before_it_is_read() {
+    fn oversized_frame_is_refused_before_it_is_read() {
         for (head, payload) in [(u32::MAX, 0), (1, u32::MAX)] {
             let mut bytes = head.to_le_bytes().to_vec();
             bytes.extend(payload.to_le_bytes());
@@ -287,7 +287,7 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_frame_is_an_error(cut in 1usize..100) {
+        fn truncated_frame_is_an_error(cut in 1usize..100) {
             let operation =
                 Box::new(Operation::WriteFile(FsWriteFileParams::new(path(), vec![1; 40])));
             let mut bytes = Vec::new();

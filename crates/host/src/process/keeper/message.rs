@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_understood_as_they_were_meant() {
+    fn messages_round_trip() {
         let pid = |n| Pid::from_raw(n).unwrap();
         for report in [
             Report::Failed { step: 7, errno: 2 },

@@ -170,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn written_content_is_read_back(
             args in proptest::collection::vec("[^\0]{0,20}", 0..6),
             env in proptest::collection::vec(("[A-Z]{1,5}", "[^\0]{0,20}"), 0..6),
             cwd in "/[^\0]{0,20}",

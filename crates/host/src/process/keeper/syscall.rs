@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_and_errors_are_told_apart() {
+    fn results_and_errors_are_distinguished() {
         // SAFETY: takes nothing.
         let pid = unsafe { call(libc::SYS_getpid, []) };
         assert_eq!(pid, Ok(std::process::id() as usize));

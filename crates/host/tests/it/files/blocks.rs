@@ -17,7 +17,7 @@ fn open(
 }
 
 #[test]
-fn blocks_come_from_any_offset_and_tell_the_end() {
+fn blocks_are_read_at_any_offset_and_report_eof() {
     let f = Fixture::new();
     let path = f.file("x", "0123456789");
     assert_eq!(open(&f, "h", &path, FsOpenMode::Read).unwrap().handle_id, "h");
@@ -46,7 +46,7 @@ fn lengths_and_offsets_have_limits() {
     for (offset, len) in [(0, 0), (0, (1 << 20) + 1), (0, u64::MAX), (u64::MAX, 1), (1 << 63, 1)] {
         assert_eq!(f.code(FsReadBlockParams::new("r", offset, len)), INVALID, "{offset} {len}");
     }
-    // A question that makes no sense is not a failed read.
+    // An invalid request is not a failed read.
     assert_eq!(f.run(FsReadBlockParams::new("r", 0, 3)).unwrap().chunk[..], b"abc"[..]);
     open(&f, "w", &f.path("y"), FsOpenMode::Replace).unwrap();
     assert_eq!(f.code(FsWriteBlockParams::new("w", 0, vec![0; (1 << 20) + 1])), INVALID);
@@ -56,7 +56,7 @@ fn lengths_and_offsets_have_limits() {
 }
 
 #[test]
-fn handles_are_counted_and_named() {
+fn handles_are_limited_in_number_and_unique() {
     let f = Fixture::new();
     let path = f.file("x", "abc");
     let name = |at: usize| format!("{at:032}");
@@ -73,13 +73,13 @@ fn handles_are_counted_and_named() {
     assert_eq!(f.code(taken), INVALID);
     let long = FsOpenParams::new("n".repeat(33), path.clone(), FsOpenMode::Read);
     assert_eq!(f.code(long), INVALID);
-    // An open that fails takes no id.
+    // A failed open reserves no id.
     assert_eq!(f.code(FsOpenParams::new("n", f.path("none"), FsOpenMode::Read)), NOT_FOUND);
     open(&f, "n", &path, FsOpenMode::Read).unwrap();
 }
 
 #[test]
-fn unknown_handles_are_not_found_but_may_be_closed() {
+fn unknown_handles_are_errors_but_can_be_closed() {
     let f = Fixture::new();
     assert_eq!(f.code(FsReadBlockParams::new("h", 0, 1)), NOT_FOUND);
     assert_eq!(f.code(FsWriteBlockParams::new("h", 0, vec![1])), NOT_FOUND);
@@ -89,7 +89,7 @@ fn unknown_handles_are_not_found_but_may_be_closed() {
 }
 
 #[test]
-fn a_handle_is_for_one_thing() {
+fn handle_is_for_reading_or_for_writing() {
     let f = Fixture::new();
     let path = f.file("x", "abc");
     open(&f, "r", &path, FsOpenMode::Read).unwrap();
@@ -116,7 +116,7 @@ fn replace_truncates_at_once_and_takes_blocks_in_any_order() {
 }
 
 #[test]
-fn a_file_cut_while_it_is_read_ends_where_it_ends() {
+fn file_truncated_while_read_ends_at_its_new_size() {
     let f = Fixture::new();
     let path = f.file("x", [1; 5000]);
     open(&f, "h", &path, FsOpenMode::Read).unwrap();
@@ -125,15 +125,15 @@ fn a_file_cut_while_it_is_read_ends_where_it_ends() {
     let block = f.run(FsReadBlockParams::new("h", 4096, 4096)).unwrap();
     assert!(block.chunk.is_empty() && block.eof);
     assert_eq!(f.run(FsReadBlockParams::new("h", 0, 4096)).unwrap().chunk.len(), 100);
-    // Nor does a removal take the file from under the handle.
+    // Removing the file does not affect the handle.
     std::fs::remove_file(f.native("x")).unwrap();
     assert_eq!(f.run(FsReadBlockParams::new("h", 0, 4096)).unwrap().chunk.len(), 100);
 }
 
 #[test]
-fn a_failed_read_closes_the_handle() {
+fn failed_read_closes_the_handle() {
     let f = Fixture::new();
-    // Readable by name, but the system fails to read at offset 0 of our own address space.
+    // Can be opened, but reading our own address space at offset 0 fails.
     let path = "/proc/self/mem".parse().unwrap();
     open(&f, "h", &path, FsOpenMode::Read).unwrap();
     assert_eq!(f.code(FsReadBlockParams::new("h", 0, 16)), INTERNAL);
@@ -143,7 +143,7 @@ fn a_failed_read_closes_the_handle() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn blocks_make_the_file_a_model_would(
+    fn random_blocks_write_the_same_file_as_a_model(
         blocks in proptest::collection::vec((0usize..3000, proptest::collection::vec(any::<u8>(), 0..800)), 0..12),
         reads in proptest::collection::vec((0u64..5000, 1u64..2000), 0..8),
         atomic: bool,
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_is_new_gets_its_permissions_before_its_content() {
+fn new_file_gets_its_permissions_before_its_content() {
     let f = Fixture::new();
     let bits = |name: &str| f.root.join(name).metadata().unwrap().permissions().mode() & 0o7777;
     for (name, mode) in [("plain", FsOpenMode::Replace), ("atomic", FsOpenMode::ReplaceAtomic)] {
@@ -186,7 +186,7 @@ fn a_file_that_is_new_gets_its_permissions_before_its_content() {
                 assert_eq!(bits(name), 0o600);
             }
             f.run(FsCloseParams { commit: true, ..FsCloseParams::new("h") }).unwrap();
-            // The second time it is there and keeps its own.
+            // The second time the file exists and keeps its mode.
             assert_eq!(bits(name), 0o600, "{name}");
         }
     }

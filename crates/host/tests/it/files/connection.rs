@@ -1,4 +1,4 @@
-//! The filesystem as a connection sees it: order, handles, cancellation.
+//! File requests of a connection: order, handles, cancellation.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// A connection and what it tells.
+/// A connection and its notifications.
 pub(super) struct Client {
     pub f: Fixture,
     pub connection: FileConnection,
@@ -35,7 +35,7 @@ impl Client {
         Ok(answer.into_response())
     }
 
-    /// The next notification; a test that waits longer has failed.
+    /// The next notification; a test that waits longer fails.
     pub(super) async fn next(&mut self) -> FileNotification {
         let next = tokio::time::timeout(Duration::from_secs(20), self.told.recv()).await;
         next.expect("a notification in time").expect("a living connection")
@@ -43,7 +43,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn requests_take_effect_in_the_order_they_were_made() {
+async fn requests_take_effect_in_order() {
     let c = Client::new();
     let path = c.f.path("x");
     let mut futures: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
@@ -59,7 +59,7 @@ async fn requests_take_effect_in_the_order_they_were_made() {
         }));
         futures.push(Box::pin(async move { assert_eq!(stat.await.unwrap().size, 10_000) }));
     }
-    // Polled last first: the order is the one of the calls, not of the polls.
+    // Polled in reverse: the order of the calls counts, not that of the polls.
     let tasks: Vec<_> = futures.into_iter().rev().map(tokio::spawn).collect();
     for task in tasks {
         task.await.unwrap();
@@ -67,7 +67,7 @@ async fn requests_take_effect_in_the_order_they_were_made() {
 }
 
 #[tokio::test]
-async fn handles_can_be_used_before_their_open_is_answered() {
+async fn handle_can_be_used_before_its_open_has_responded() {
     let c = Client::new();
     let path = c.f.path("x");
     let here = || Backend::Here;
@@ -85,8 +85,8 @@ async fn handles_can_be_used_before_their_open_is_answered() {
 }
 
 #[tokio::test]
-async fn a_slow_scan_delays_nobody() {
-    // Each line is a notification of its own: more than fit between the search and its call.
+async fn slow_scan_delays_no_other_request() {
+    // Each line is a separate notification: more than fit between the search and its call.
     let mut config = FilesConfig::default();
     config.search_batch_bytes = 1;
     let mut c = Client::with(config, Backend::Here);
@@ -94,7 +94,7 @@ async fn a_slow_scan_delays_nobody() {
     let search =
         FsSearchParams { search_id: Some("s".into()), ..FsSearchParams::new(c.f.path(""), "abc") };
     let mut scan = Box::pin(c.connection.call(Backend::Here, search));
-    // The scan has begun and is not polled again: as slow as can be.
+    // The scan has begun and is not polled again.
     let mut context = Context::from_waker(Waker::noop());
     assert!(matches!(scan.as_mut().poll(&mut context), Poll::Pending));
     c.call(FsWriteFileParams::new(path.clone(), vec![1])).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_slow_scan_delays_nobody() {
 }
 
 #[tokio::test]
-async fn handles_have_one_count_and_end_with_the_connection() {
+async fn handle_limit_spans_backends_and_handles_end_with_the_connection() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     for at in 0..128 {
@@ -138,7 +138,7 @@ async fn handles_have_one_count_and_end_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_failed_read_frees_the_handle() {
+async fn failed_read_frees_the_handle_id() {
     let c = Client::new();
     let path: PathUri = "/proc/self/mem".parse().unwrap();
     c.call(FsOpenParams::new("h", path.clone(), FsOpenMode::Read)).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_failed_read_frees_the_handle() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
+async fn dropped_call_is_cancelled_and_ends_its_turn() {
     let c = Client::new();
     for at in 0..300 {
         c.f.file(&format!("tree/{at}/a/b/c/file"), "needle\n".repeat(3000));
@@ -165,11 +165,11 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
         let mut context = Context::from_waker(Waker::noop());
         assert!(scan.as_mut().poll(&mut context).is_pending());
     }
-    // The id is free again, and the thread: the connection would not go quiet otherwise.
+    // The id is free again, and so is the thread.
     let search = FsSearchParams { max_matches: Some(1), ..search };
     let answer = c.call(search).await.unwrap();
     assert_eq!(answer.matches, 1);
-    // A change that is dropped before its turn lets the next one go.
+    // Dropping a change before its turn releases the next one.
     let path = c.f.path("x");
     drop(c.connection.call(Backend::Here, FsWriteFileParams::new(path.clone(), vec![1])));
     assert_eq!(
@@ -179,7 +179,7 @@ async fn a_dropped_call_is_cancelled_and_its_turn_ends() {
 }
 
 #[tokio::test]
-async fn a_streamed_search_tells_all_before_it_answers() {
+async fn streamed_search_sends_all_matches_before_its_response() {
     let mut c = Client::new();
     for at in 0..20 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(30));
@@ -198,7 +198,7 @@ async fn a_streamed_search_tells_all_before_it_answers() {
 }
 
 #[tokio::test]
-async fn a_search_can_be_ended_by_its_name() {
+async fn search_can_be_cancelled_by_its_id() {
     let mut c = Client::new();
     for at in 0..60 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(300));
@@ -220,12 +220,12 @@ async fn a_search_can_be_ended_by_its_name() {
 }
 
 #[tokio::test]
-async fn quick_questions_can_be_answered_on_the_spot_if_it_is_their_turn() {
+async fn cached_requests_run_at_once_if_it_is_their_turn() {
     let c = Client::new();
     let path = c.f.file("x", "abc");
     let stat = FsGetMetadataParams::new(path.clone());
     let read = FsReadFileParams::new(path.clone());
-    // The first question tells what filesystem it is.
+    // The first request classifies the filesystem.
     assert!(c.connection.call_if_cached(&stat).is_none());
     assert_eq!(c.connection.call(Backend::Here, stat.clone()).await.unwrap().size, 3);
     assert_eq!(c.connection.call_if_cached(&stat).unwrap().unwrap().size, 3);
@@ -239,7 +239,7 @@ async fn quick_questions_can_be_answered_on_the_spot_if_it_is_their_turn() {
     assert!(c.connection.call_if_cached(&FsReadFileParams::new(c.f.path("none"))).is_none());
 }
 
-/// A single-threaded runtime goes on while the filesystem is busy.
+/// A single-threaded runtime continues while the filesystem is busy.
 #[tokio::test(flavor = "current_thread")]
 async fn the_runtime_is_never_stalled() {
     let c = Client::new();

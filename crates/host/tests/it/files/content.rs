@@ -9,7 +9,7 @@ use super::*;
 use crate::skipped::runs_as_root;
 
 #[test]
-fn a_file_is_read_whole() {
+fn file_is_read_whole() {
     let f = Fixture::new();
     for size in [0, 1, 4095, 4096, 4097, 100_000, 3 << 20] {
         let data: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
@@ -19,7 +19,7 @@ fn a_file_is_read_whole() {
 }
 
 #[test]
-fn files_that_do_not_tell_their_size_are_read_too() {
+fn files_without_a_size_are_read() {
     let f = Fixture::new();
     let path = "/proc/self/status".parse().unwrap();
     let data = f.run(FsReadFileParams::new(path)).unwrap().data;
@@ -27,7 +27,7 @@ fn files_that_do_not_tell_their_size_are_read_too() {
 }
 
 #[test]
-fn the_limit_is_the_last_size_that_is_read() {
+fn file_of_exactly_the_limit_is_read() {
     let f = Fixture::with({
         let mut config = FilesConfig::default();
         config.max_read_file_bytes = 1000;
@@ -37,7 +37,7 @@ fn the_limit_is_the_last_size_that_is_read() {
     let (code, message) = f.fails(FsReadFileParams::new(f.file("x", [0; 1001])));
     assert_eq!(code, INVALID);
     assert!(message.contains("larger than 1000 bytes"), "{message}");
-    // A size that is not told does not help.
+    // A file without a size is limited too.
     let status = "/proc/self/maps".parse().unwrap();
     assert_eq!(f.code(FsReadFileParams::new(status)), INVALID);
 }
@@ -83,7 +83,7 @@ fn only_regular_files_are_read_and_written_and_nothing_blocks() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_told_in_the_systems_words() {
+fn unreachable_paths_report_the_systems_message() {
     let f = Fixture::new();
     let file = f.file("file", "x");
     f.link("loop", "loop");
@@ -106,7 +106,7 @@ fn what_cannot_be_reached_is_told_in_the_systems_words() {
 }
 
 #[test]
-fn a_missing_parent_is_not_made() {
+fn missing_parent_is_not_created() {
     let f = Fixture::new();
     for atomic in [false, true] {
         let write = FsWriteFileParams { atomic, ..FsWriteFileParams::new(f.path("a/b"), vec![]) };
@@ -135,7 +135,7 @@ fn writing_in_place_keeps_inode_links_owner_and_mode() {
 }
 
 #[test]
-fn links_are_written_through_even_to_what_is_not_there_yet() {
+fn links_are_written_through_even_to_missing_targets() {
     let f = Fixture::new();
     f.file("real", "old");
     f.link("real", "l1");
@@ -162,7 +162,7 @@ fn links_are_written_through_even_to_what_is_not_there_yet() {
 }
 
 #[test]
-fn mode_is_for_new_files_and_exact() {
+fn mode_applies_exactly_and_only_to_new_files() {
     let f = Fixture::new();
     for (atomic, name) in [(false, "a"), (true, "b")] {
         for mode in [0o600, 0o666, 0o777, 0o444] {
@@ -211,7 +211,7 @@ fn permission_denied_is_an_invalid_request() {
 }
 
 #[test]
-fn a_full_disk_says_so() {
+fn full_disk_is_reported() {
     on_a_small_disk(|f| {
         let old = f.file("x", "old");
         let data = vec![7; 1 << 20];
@@ -238,7 +238,7 @@ fn a_full_disk_says_so() {
         assert_eq!(f.names(""), ["x"]);
 
         full(f.run(write));
-        // A copy that does not fit leaves no half of it.
+        // A copy that does not fit leaves nothing.
         let shm = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::write(shm.path().join("big"), &data).unwrap();
         f.run(FsRemoveParams::new(old)).unwrap();
@@ -250,7 +250,7 @@ fn a_full_disk_says_so() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn what_is_written_is_read(
+    fn written_content_is_read_back(
         first: Vec<u8>,
         second: Vec<u8>,
         atomic: bool,

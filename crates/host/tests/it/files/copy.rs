@@ -12,7 +12,7 @@ fn copy(f: &Fixture, from: &str, to: &str, recursive: bool) -> Result<FsDone, Fi
 }
 
 #[test]
-fn a_tree_is_copied_with_modes_and_links_and_without_special_files() {
+fn tree_is_copied_with_modes_and_links_without_special_files() {
     let f = Fixture::new();
     f.file("from/a/file", "content");
     f.file("from/run", "#!");
@@ -44,7 +44,7 @@ fn a_tree_is_copied_with_modes_and_links_and_without_special_files() {
 }
 
 #[test]
-fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
+fn copy_into_an_existing_tree_merges_and_writes_through_no_link() {
     let f = Fixture::new();
     f.file("from/file", "new");
     f.file("from/sub/x", "new");
@@ -59,7 +59,7 @@ fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
     assert!(!f.native("to/file").is_symlink());
     assert!(f.native("to/link").is_symlink());
     assert_eq!(f.content("to/kept"), b"kept");
-    // A link where a directory should go is in the way.
+    // A link in place of a directory is refused.
     f.dir("elsewhere");
     f.run(FsRemoveParams::new(f.path("to/sub"))).unwrap();
     f.link("../elsewhere", "to/sub");
@@ -68,7 +68,7 @@ fn a_copy_into_what_is_there_merges_and_writes_through_no_link() {
 }
 
 #[test]
-fn single_things() {
+fn single_files_and_links_are_copied() {
     let f = Fixture::new();
     f.file("file", "content");
     chmod(&f.native("file"), 0o640);
@@ -89,7 +89,7 @@ fn single_things() {
 }
 
 #[test]
-fn what_cannot_be_copied() {
+fn uncopyable_sources_and_destinations_are_refused() {
     let f = Fixture::new();
     f.fifo("fifo");
     f.socket("socket");
@@ -131,14 +131,14 @@ fn what_cannot_be_copied() {
 }
 
 #[test]
-fn files_whose_size_is_not_told_are_copied_whole() {
+fn files_without_a_size_are_copied_whole() {
     let f = Fixture::new();
     f.run(FsCopyParams::new("/proc/version".parse().unwrap(), f.path("x"), false)).unwrap();
     assert_eq!(f.content("x"), std::fs::read("/proc/version").unwrap());
 }
 
 #[test]
-fn holes_stay_holes_and_filesystems_may_differ() {
+fn holes_are_preserved_also_across_filesystems() {
     let f = Fixture::new();
     let path = f.native("sparse");
     let file = std::fs::File::create(&path).unwrap();
@@ -162,7 +162,7 @@ fn holes_stay_holes_and_filesystems_may_differ() {
 }
 
 #[test]
-fn rights_of_others_are_not_lent_out() {
+fn set_id_bits_of_another_owner_are_not_copied() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     f.file("tool", "x");
@@ -178,7 +178,7 @@ fn rights_of_others_are_not_lent_out() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn any_tree_is_copied(
+    fn random_trees_are_copied(
         files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,3}", proptest::collection::vec(any::<u8>(), 0..50_000), 0..8),
     ) {
         let f = Fixture::new();
@@ -186,7 +186,7 @@ proptest! {
         let mut made = Vec::new();
         for (name, data) in files {
             let native = f.native(format!("from/{name}"));
-            // A name that is a file already cannot be a directory too.
+            // A name cannot be both a file and a directory.
             if std::fs::create_dir_all(native.parent().unwrap()).is_ok()
                 && std::fs::write(&native, &data).is_ok()
             {
@@ -224,14 +224,14 @@ fn everything(root: &Path) -> std::collections::BTreeMap<PathBuf, Option<Vec<u8>
 }
 
 #[test]
-fn a_tree_that_does_not_fit_leaves_nothing() {
+fn tree_that_does_not_fit_leaves_nothing() {
     on_a_small_disk(|f| {
         let source = tempfile::tempdir_in("/dev/shm").unwrap();
         for name in ["a", "b", "c", "d"] {
             let directory = source.path().join(name).join("below");
             std::fs::create_dir_all(&directory).unwrap();
             std::fs::write(directory.join("file"), vec![7; 100 << 10]).unwrap();
-            // The copy of it may not be written either.
+            // The copy is not writable either.
             chmod(&directory, 0o500);
         }
         for existing in [false, true] {
@@ -251,10 +251,10 @@ fn a_tree_that_does_not_fit_leaves_nothing() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Two random trees, one copied over the other: where a file meets a directory the copy is
-    /// refused, and then what is there has the same names as before.
+    /// Copies one random tree over another: where a file meets a directory the copy is refused, and the
+    /// destination has the same names as before.
     #[test]
-    fn a_copy_that_is_refused_leaves_no_part_of_its_tree(
+    fn refused_copy_leaves_no_part_of_its_tree(
         source in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 1..12),
         destination in proptest::collection::vec(("[abc](/[abc]){0,3}", any::<bool>()), 0..6),
     ) {
@@ -263,7 +263,7 @@ proptest! {
             for (path, is_file) in entries {
                 let path = f.native(format!("{root}/{path}"));
                 let above = path.parent().unwrap();
-                // What contradicts an earlier one is left out.
+                // Skip names that conflict with an earlier one.
                 if std::fs::create_dir_all(above).is_err() || path.exists() {
                     continue;
                 }
@@ -301,7 +301,7 @@ proptest! {
     }
 }
 
-/// What an atomic copy finds at one of its ends.
+/// What is at one end of an atomic copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Nothing,
@@ -331,7 +331,7 @@ fn ends() -> impl Strategy<Value = End> {
     ])
 }
 
-/// Makes `name` that; what it leads to is `name-target`.
+/// Creates this at `name`; a link's target is `name-target`.
 fn plant(f: &Fixture, name: &str, end: End, content: &[u8], mode: u32) {
     let target = format!("{name}-target");
     let file = |name: &str| {
@@ -365,7 +365,7 @@ fn plant(f: &Fixture, name: &str, end: End, content: &[u8], mode: u32) {
     }
 }
 
-/// Every name with its kind, its bits and what it holds.
+/// Every name with its type, mode and content.
 fn kinds(f: &Fixture) -> std::collections::BTreeMap<PathBuf, (String, u32, Vec<u8>)> {
     let entries = std::fs::read_dir(&f.root).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -384,10 +384,10 @@ fn kinds(f: &Fixture) -> std::collections::BTreeMap<PathBuf, (String, u32, Vec<u
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
-    /// Any source to any destination: it is a complete copy under the name the destination leads to, or
-    /// an error, and then nothing is different.
+    /// From any source to any destination: the result is a complete copy at the path that the
+    /// destination leads to, or an error without any change.
     #[test]
-    fn an_atomic_copy_is_complete_or_has_not_happened(
+    fn atomic_copy_is_complete_or_absent(
         from in ends(),
         to in ends(),
         content in proptest::collection::vec(any::<u8>(), 0..50_000),
@@ -422,7 +422,7 @@ proptest! {
 }
 
 #[test]
-fn an_atomic_copy_that_does_not_fit_leaves_what_was_there() {
+fn atomic_copy_that_does_not_fit_keeps_the_old_file() {
     on_a_small_disk(|f| {
         let source = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::write(source.path().join("file"), vec![7; 300 << 10]).unwrap();
@@ -441,7 +441,7 @@ fn an_atomic_copy_that_does_not_fit_leaves_what_was_there() {
 }
 
 #[test]
-fn an_atomic_copy_is_of_one_file_and_not_of_itself() {
+fn atomic_copy_needs_one_regular_file_other_than_itself() {
     let f = Fixture::new();
     f.file("dir/x", "x");
     f.file("file", "content");

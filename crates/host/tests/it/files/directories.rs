@@ -5,7 +5,7 @@ use codex_exec_server_protocol::files::*;
 use super::*;
 
 #[test]
-fn a_listing_describes_what_links_lead_to_and_leaves_out_broken_ones() {
+fn listing_describes_link_targets_and_reports_dangling_links() {
     let f = Fixture::new();
     f.file("d/file", "");
     f.dir("d/sub");
@@ -34,7 +34,7 @@ fn a_listing_describes_what_links_lead_to_and_leaves_out_broken_ones() {
 }
 
 #[test]
-fn names_that_are_no_text_are_told_twice() {
+fn names_that_are_not_utf8_also_have_a_uri() {
     let f = Fixture::new();
     std::fs::write(f.native(b"a\xffb"), "").unwrap();
     let answer = f.run(FsReadDirectoryParams::new(f.path(""))).unwrap();
@@ -46,7 +46,7 @@ fn names_that_are_no_text_are_told_twice() {
 }
 
 #[test]
-fn sixty_thousand_entries_are_cut_at_fifty_thousand_and_say_so() {
+fn listing_of_sixty_thousand_entries_is_truncated_at_fifty_thousand() {
     let f = Fixture::new();
     for at in 0..60_000 {
         std::fs::File::create(f.native(format!("{at:05}"))).unwrap();
@@ -78,7 +78,7 @@ fn sixty_thousand_entries_are_cut_at_fifty_thousand_and_say_so() {
 }
 
 #[test]
-fn what_is_no_directory_cannot_be_listed() {
+fn only_directories_can_be_listed() {
     let f = Fixture::new();
     let file = f.file("file", "");
     let fifo = f.fifo("fifo");
@@ -92,7 +92,7 @@ fn what_is_no_directory_cannot_be_listed() {
 }
 
 #[test]
-fn directories_are_made_with_their_parents_unless_told_otherwise() {
+fn directories_are_created_with_their_parents_if_recursive() {
     for f in Fixture::both_ways() {
         for follow_symlinks in [true, false] {
             let base = format!("base{follow_symlinks}");
@@ -121,7 +121,7 @@ fn directories_are_made_with_their_parents_unless_told_otherwise() {
     }
 }
 
-/// How many JSON values there are in one.
+/// Number of JSON values in a value.
 fn values(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     1 + match value {
@@ -132,15 +132,15 @@ fn values(value: &serde_json::Value) -> usize {
 }
 
 #[test]
-fn no_response_has_more_values_than_a_client_reads() {
+fn no_response_exceeds_the_json_value_limit() {
     let most = codex_exec_server_protocol::DecodeLimits::default().values - 16;
     let f = Fixture::new();
-    // Every place matches, and each match is three values.
+    // Every path matches, and each match is three values.
     f.file("many/x", format!("{}\n", "x".repeat(100)).repeat(1200));
     let search = f.run(FsSearchParams::new(f.path("many"), "x")).unwrap();
     assert!(search.truncated && search.matches > 500, "{}", search.matches);
     assert!(values(&serde_json::to_value(&search).unwrap()) <= most);
-    // Names that are no text have a member more than others.
+    // Names that are not UTF-8 have one more member.
     std::fs::create_dir(f.native("full")).unwrap();
     for at in 0..50_000 {
         let name = [format!("full/{at}").as_bytes(), b"\xff"].concat();

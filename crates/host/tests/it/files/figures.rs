@@ -1,5 +1,5 @@
-//! What things cost, at the level of this crate. Run with
-//! `cargo test --release -p codex-exec-host --test it figures -- --ignored --nocapture`.
+//! Costs of operations, at the level of this crate. Run with `cargo test --release -p codex-exec-host
+//! --test it figures -- --ignored --nocapture`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn large_tree() -> Fixture {
     f
 }
 
-/// The yardstick: a plain walk that stats each entry.
+/// The baseline: a plain walk that stats each entry.
 fn bare_walk(root: &Path) -> usize {
     let (mut count, mut waiting) = (0, vec![root.to_owned()]);
     while let Some(directory) = waiting.pop() {
@@ -70,7 +70,7 @@ fn a_walk_costs_no_more_than_one_and_a_half_bare_ones() {
     assert!(ratio < 1.5);
 }
 
-/// The median call of a task, as a server would make it.
+/// The median time of a call, as a server would make it.
 fn on_a_worker<R: FileRequest + Clone>(
     runtime: &tokio::runtime::Runtime,
     client: &Client,

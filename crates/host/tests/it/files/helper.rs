@@ -9,7 +9,7 @@ use super::connection::Client;
 use super::*;
 use crate::skipped::{runs_as_root, skipped};
 
-/// The example next to this test's executable.
+/// The example beside this test's executable.
 fn helper_program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/file_helper");
@@ -35,7 +35,7 @@ fn client() -> (tokio::process::Child, Client) {
 }
 
 #[tokio::test]
-async fn everything_works_as_it_does_here() {
+async fn operations_in_a_helper_match_local_ones() {
     let (mut child, mut c) = client();
     let data: Vec<u8> = (0..5_000_000u32).map(|at| at as u8).collect();
     let path = c.f.path("x");
@@ -75,7 +75,7 @@ async fn everything_works_as_it_does_here() {
 }
 
 #[tokio::test]
-async fn more_events_than_fit_are_sent_as_they_are_taken() {
+async fn events_beyond_the_window_wait_for_acknowledgement() {
     let (_child, mut c) = client();
     for at in 0..60 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(40));
@@ -83,7 +83,7 @@ async fn more_events_than_fit_are_sent_as_they_are_taken() {
     let mut search = FsSearchParams::new(c.f.path(""), "hit");
     (search.search_id, search.max_matches) = (Some("s".into()), Some(100_000));
     let running = tokio::spawn(c.connection.call(c.backend.clone(), search));
-    // While nobody takes the matches, other requests go on.
+    // While the matches are not consumed, other requests continue.
     for _ in 0..50 {
         c.call(FsGetMetadataParams::new(c.f.path("00"))).await.unwrap();
     }
@@ -96,7 +96,7 @@ async fn more_events_than_fit_are_sent_as_they_are_taken() {
 }
 
 #[tokio::test]
-async fn a_search_in_a_helper_can_be_ended_by_its_name() {
+async fn search_in_a_helper_can_be_cancelled_by_its_id() {
     let (_child, mut c) = client();
     for at in 0..60 {
         c.f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(300));
@@ -115,7 +115,7 @@ async fn a_search_in_a_helper_can_be_ended_by_its_name() {
 }
 
 #[tokio::test]
-async fn a_killed_helper_leaves_the_old_file_and_no_trace() {
+async fn killed_helper_keeps_the_old_file_and_leaves_no_temporary_file() {
     let (mut child, c) = client();
     c.f.file("x", "old");
     for (id, name) in [("a", "x"), ("b", "new")] {
@@ -125,7 +125,7 @@ async fn a_killed_helper_leaves_the_old_file_and_no_trace() {
     child.kill().await.unwrap();
     assert_eq!(c.f.names(""), ["x"]);
     assert_eq!(c.f.content("x"), b"old");
-    // Whatever is asked of it now fails, and says why.
+    // Later requests fail and say why.
     let error = c.call(FsGetMetadataParams::new(c.f.path("x"))).await.unwrap_err();
     assert!(matches!(error, FileError::Helper { .. }), "{error}");
     let error = c.call(FsWriteBlockParams::new("a", 0, vec![1])).await.unwrap_err();
@@ -133,7 +133,7 @@ async fn a_killed_helper_leaves_the_old_file_and_no_trace() {
 }
 
 #[tokio::test]
-async fn a_handle_is_used_where_it_was_opened() {
+async fn handle_is_used_where_it_was_opened() {
     let (_child, c) = client();
     let path = c.f.file("x", "abc");
     c.call(FsOpenParams::new("h", path.clone(), FsOpenMode::Read)).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_handle_is_used_where_it_was_opened() {
 }
 
 #[tokio::test]
-async fn what_a_sandbox_refuses_is_not_permitted() {
+async fn sandbox_refusals_are_reported_as_not_permitted() {
     if !runs_as_root() {
         return;
     }
@@ -170,9 +170,9 @@ async fn what_a_sandbox_refuses_is_not_permitted() {
     assert!(message.contains("/secret: Permission denied"), "{message}");
 }
 
-/// The same over pipes of memory, without a process.
+/// Over in-memory pipes, without a process.
 #[tokio::test]
-async fn a_helper_can_be_a_thread() {
+async fn helper_can_run_in_a_thread() {
     let (input_read, input_write) = rustix::pipe::pipe().unwrap();
     let (output_read, output_write) = rustix::pipe::pipe().unwrap();
     let helper = std::thread::spawn(move || {
@@ -197,7 +197,7 @@ async fn a_helper_can_be_a_thread() {
 }
 
 #[tokio::test]
-async fn damaged_input_ends_a_helper_and_damaged_output_its_calls() {
+async fn damaged_input_ends_the_helper_and_damaged_output_fails_its_calls() {
     use std::io::Cursor;
     let config = Arc::new(FilesConfig::default());
     assert!(serve_helper(Cursor::new([0xff; 64]), Vec::new(), config.clone()).is_err());

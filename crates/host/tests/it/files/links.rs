@@ -1,4 +1,4 @@
-//! `followSymlinks: false`: no link is followed in any component, also not one that comes and goes.
+//! `followSymlinks: false`: no link is followed in any component, not even one that comes and goes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,7 +57,7 @@ fn execute(
 }
 
 #[test]
-fn a_link_in_any_component_is_refused() {
+fn link_in_any_component_is_refused() {
     for f in Fixture::both_ways() {
         f.file("real/sub/file", "untouched");
         f.link("real", "link");
@@ -76,7 +76,7 @@ fn a_link_in_any_component_is_refused() {
             for (what, operation) in no_links_requests(&f.path(name)) {
                 let result = execute(&f, operation);
                 if name.ends_with("deep") && what != "create" {
-                    // The parent is not there; whichever is met first is told.
+                    // The parent is missing; whichever error is found first is reported.
                     assert!(result.is_err());
                     continue;
                 }
@@ -141,7 +141,7 @@ fn links_of_proc_are_links_too() {
 }
 
 #[test]
-fn ancestors_that_can_only_be_searched_are_enough() {
+fn search_permission_on_ancestors_is_enough() {
     for f in Fixture::both_ways() {
         chmod(&f.root, 0o755);
         let file = f.file("a/b/file", "x");
@@ -162,7 +162,7 @@ fn ancestors_that_can_only_be_searched_are_enough() {
             }
             let make = FsCreateDirectoryParams::new(f.path("a/b/c/d"));
             f.run(FsCreateDirectoryParams { follow_symlinks: false, ..make }).unwrap();
-            // Unreadable, but its owner's to change.
+            // Unreadable, but its owner can change it.
             let own = f.path("a/b/c/own");
             f.run(FsWriteFileParams {
                 mode: Some(0),
@@ -176,10 +176,10 @@ fn ancestors_that_can_only_be_searched_are_enough() {
     }
 }
 
-/// While a directory is swapped for a link to a forbidden place and back, as fast as can be, no
-/// operation that must not follow links ever reads or changes anything there.
+/// While a directory is swapped for a link to a forbidden directory and back in a loop, no operation
+/// that must not follow links reads or changes anything there.
 #[test]
-fn a_link_that_comes_and_goes_is_never_followed() {
+fn flickering_link_is_never_followed() {
     for f in Fixture::both_ways() {
         f.file("forbidden/file", "secret");
         f.file("allowed/file", "public");
@@ -204,7 +204,7 @@ fn a_link_that_comes_and_goes_is_never_followed() {
                         reads += 1;
                     }
                     Err(FileError::SymlinkRefused { .. }) => refusals += 1,
-                    // The walk by hand can meet the moment between two names.
+                    // Opening by component can hit the moment between two renames.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::PathNotFound, "{error}"),
                 }
                 let name = format!("allowed/new{}", round % 7);
@@ -230,9 +230,9 @@ fn a_link_that_comes_and_goes_is_never_followed() {
     }
 }
 
-/// A tree whose directories turn into links to elsewhere while it is removed or walked.
+/// A tree whose directories are replaced by links while it is removed or walked.
 #[test]
-fn removing_and_walking_never_leave_the_tree() {
+fn remove_and_walk_never_leave_the_tree() {
     let f = Fixture::new();
     f.file("outside/precious", "x");
     let done = AtomicBool::new(false);
@@ -255,7 +255,7 @@ fn removing_and_walking_never_leave_the_tree() {
                     std::fs::canonicalize(entry.path.as_path())
                         .is_ok_and(|real| real.ends_with("outside/precious"))
                 };
-                // An entry may be a link by the time we look; the walk itself listed no file there.
+                // An entry may have become a link by now; the walk itself listed no file there.
                 let _ = walk.entries.iter().find(outside);
             }
         }

@@ -1,4 +1,4 @@
-//! Memory for large answers: none is made before it is given, and all of it comes back.
+//! Memory for large responses: reserved before they are built, and freed afterwards.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::*;
 
-/// So much memory, and a file that grows whenever somebody asks for some.
+/// A budget of memory, and a file that grows with each reservation.
 struct Memory {
     left: Arc<Semaphore>,
-    /// What was given last.
+    /// The last reservation.
     given: AtomicU64,
     grows: Vec<(std::path::PathBuf, u64)>,
 }
@@ -40,10 +40,10 @@ impl AnswerMemory for Memory {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever is read, in whatever order, beside answers that nobody takes away: an answer carries
-    /// no more than it was given memory for, and without memory it is small.
+    /// In whatever order files are read, beside responses that are never consumed: a response carries
+    /// no more than its reservation, and without one it is small.
     #[test]
-    fn an_answer_carries_no_more_than_its_memory(
+    fn response_never_exceeds_its_reserved_memory(
         sizes in prop::collection::vec(0u64..3 << 20, 1..12),
         growth in prop::sample::select(vec![0u64, 1, 4096, 1 << 20]),
         held in 0usize..3,
@@ -70,7 +70,7 @@ proptest! {
             for (path, native) in &files {
                 memory.given.store(0, Ordering::SeqCst);
                 let reading = connection.call(Backend::Here, FsReadFileParams::new(path.clone()));
-                // Until those that nobody takes away have gone, it may have to wait.
+                // It may have to wait until the unconsumed responses are dropped.
                 tokio::pin!(reading);
                 let mut answer = loop {
                     tokio::select! {
@@ -100,9 +100,9 @@ proptest! {
     }
 }
 
-/// A block, a listing and a search tell beforehand what they may carry.
+/// Blocks, listings and searches reserve their maximum in advance.
 #[tokio::test]
-async fn what_is_known_beforehand_is_asked_for_beforehand() {
+async fn memory_of_known_size_is_reserved_up_front() {
     let f = Fixture::new();
     let path = f.file("x", "abc\n");
     let left = Arc::new(Semaphore::new(0));

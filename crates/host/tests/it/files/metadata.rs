@@ -7,7 +7,7 @@ use codex_exec_server_protocol::files::*;
 use super::*;
 
 #[test]
-fn a_link_is_told_by_what_it_leads_to() {
+fn metadata_of_a_link_describes_its_target() {
     let f = Fixture::new();
     let file = f.file("file", "12345");
     chmod(file.as_path(), 0o640);
@@ -41,7 +41,7 @@ fn a_link_is_told_by_what_it_leads_to() {
 }
 
 #[test]
-fn special_files_are_neither_and_do_not_block() {
+fn special_files_are_neither_file_nor_directory_and_do_not_block() {
     let f = Fixture::new();
     for path in [f.fifo("fifo"), f.socket("socket"), "/dev/null".parse().unwrap()] {
         for follow_symlinks in [true, false] {
@@ -57,7 +57,7 @@ fn special_files_are_neither_and_do_not_block() {
 }
 
 #[test]
-fn what_is_not_there_is_not_found() {
+fn missing_path_is_not_found() {
     let f = Fixture::new();
     f.link("nowhere", "dangling");
     f.link("round", "round");
@@ -72,7 +72,7 @@ fn what_is_not_there_is_not_found() {
 }
 
 #[test]
-fn names_that_are_no_text_survive() {
+fn names_that_are_not_utf8_round_trip() {
     let f = Fixture::new();
     std::fs::create_dir(f.native(b"d\xff")).unwrap();
     std::fs::write(f.native(b"d\xff/\xfe x"), "1").unwrap();
@@ -85,7 +85,7 @@ fn names_that_are_no_text_survive() {
 }
 
 #[test]
-fn modes_are_set_on_what_links_lead_to() {
+fn modes_are_set_on_link_targets() {
     let f = Fixture::new();
     f.file("file", "");
     let link = f.link("file", "link");

@@ -1,4 +1,4 @@
-//! The filesystem operations.
+//! Filesystem operations.
 
 mod blocks;
 mod connection;
@@ -58,7 +58,7 @@ impl Fixture {
         Self { executor: Executor::new(Arc::new(config)), root, _directory: directory }
     }
 
-    /// One that asks the kernel to refuse links, and one that walks by itself.
+    /// An executor that uses `openat2`, and one that opens paths by component.
     fn both_ways() -> [Self; 2] {
         [true, false].map(|use_openat2| {
             Self::with({
@@ -77,7 +77,7 @@ impl Fixture {
         uri(&self.native(name))
     }
 
-    /// Makes a file, and the directories above it.
+    /// Creates a file and its parent directories.
     fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathUri {
         let native = self.native(name);
         std::fs::create_dir_all(native.parent().unwrap()).unwrap();
@@ -123,7 +123,7 @@ impl Fixture {
         run(&self.executor, request)
     }
 
-    /// The code and message a client gets.
+    /// The code and message that a client gets.
     #[track_caller]
     fn fails<R: FileRequest>(&self, request: R) -> (i64, String)
     where
@@ -133,7 +133,7 @@ impl Fixture {
         (code, message)
     }
 
-    /// As [`fails`](Self::fails), where only the code is of interest.
+    /// Like [`fails`](Self::fails), where only the code matters.
     #[track_caller]
     fn code<R: FileRequest>(&self, request: R) -> i64
     where
@@ -156,8 +156,8 @@ fn kind<T: std::fmt::Debug>(result: Result<T, FileError>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 
-/// Runs `test` on a thread that has the rights of `nobody` only. Credentials belong to threads in
-/// Linux, so the others keep theirs. Without root there is nothing to give up, and nothing to run.
+/// Runs `test` on a thread with only the rights of `nobody`. Linux has credentials per thread, so other
+/// threads keep theirs. Without root this is skipped.
 fn as_nobody(test: impl FnOnce() + Send) {
     use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
     if !runs_as_root() {
@@ -174,7 +174,7 @@ fn as_nobody(test: impl FnOnce() + Send) {
     ended.unwrap();
 }
 
-/// A mount namespace of its own with 256 KiB of disk; it is gone with the thread.
+/// A private mount namespace with a 256 KiB disk, which ends with the thread.
 fn on_a_small_disk(test: impl FnOnce(&Fixture) + Send) {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     if !runs_as_root() {

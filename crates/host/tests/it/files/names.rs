@@ -5,7 +5,7 @@ use codex_exec_server_protocol::files::*;
 use super::*;
 
 #[test]
-fn names_move() {
+fn rename_moves_files_and_respects_overwrite() {
     let f = Fixture::new();
     f.file("a", "a");
     f.file("b", "b");
@@ -28,7 +28,7 @@ fn names_move() {
 }
 
 #[test]
-fn links_say_what_they_are_told_to() {
+fn symlink_stores_its_target_unchanged() {
     let f = Fixture::new();
     for (target, said) in
         [("rel/../x", "rel/../x"), ("/abs", "/abs"), ("file:///a%20b", "/a b"), ("FILE:///a", "/a")]

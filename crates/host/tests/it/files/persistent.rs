@@ -1,4 +1,4 @@
-//! Handles that outlive their connection, whose requests may be repeated.
+//! Persistent handles, whose requests may be repeated.
 
 use codex_exec_host::files::{Answer, Backend, FileConnection, PersistentHandles};
 use codex_exec_server_protocol::files::*;
@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// A connection of the session that keeps these handles.
+/// A connection of the session with these handles.
 fn connection(kept: &Arc<PersistentHandles>) -> FileConnection {
     let (sink, _none) = mpsc::channel(1);
     let connection = FileConnection::new(
@@ -33,13 +33,13 @@ async fn run<R: FileRequest>(at: &FileConnection, request: R) -> Result<R::Respo
     at.call(Backend::Here, request).await.map(Answer::into_response)
 }
 
-/// What happens between a request and the next.
+/// What happens between two requests.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
     None,
-    /// The connection ends, with this request under way, which is made again on the next.
+    /// The connection ends during the request, which is repeated on the next one.
     Cut,
-    /// The request is made twice at once, the second time on the next connection.
+    /// The request is sent twice at once, the second time on the next connection.
     Overlap,
 }
 
@@ -48,7 +48,7 @@ fn troubles() -> impl Strategy<Value = Vec<Trouble>> {
     proptest::collection::vec(trouble, 1..40)
 }
 
-/// Makes a request, through trouble; all answers have to be the same.
+/// Sends a request despite disturbances; all responses must be equal.
 async fn request<R>(
     kept: &Arc<PersistentHandles>,
     at: &mut FileConnection,
@@ -64,7 +64,7 @@ where
         Trouble::Cut => {
             let lost = at.call(Backend::Here, request.clone());
             let mut lost = Box::pin(lost);
-            // It has begun, or not.
+            // It may have begun or not.
             std::future::poll_fn(|cx| {
                 let _ = lost.as_mut().poll(cx);
                 std::task::Poll::Ready(())
@@ -87,7 +87,7 @@ where
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn repeated_requests_have_the_effect_of_one(
+    fn repeated_requests_take_effect_once(
         blocks in proptest::collection::vec((0u64..3000, 1usize..900, any::<u8>()), 0..12),
         troubles in troubles(),
         commits: bool,
@@ -118,10 +118,10 @@ proptest! {
             request(&kept, &mut at, next(), close.clone()).await.unwrap();
             let want = if commits { want } else { b"old".to_vec() };
             assert!(std::fs::read(f.native("x")).unwrap() == want);
-            // Whoever has written to it since keeps that.
+            // Later changes by others are kept.
             std::fs::write(f.native("x"), "later").unwrap();
             run(&connection(&kept), close.clone()).await.unwrap();
-            // And whoever has got none of the answers, and repeats all of it, gets them now.
+            // A client that received no response and repeats everything gets the same responses.
             let opened = request(&kept, &mut at, next(), keep("h", &path)).await;
             assert_eq!(opened.unwrap().handle_id, "h");
             for params in asked {
@@ -137,7 +137,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_failed_commit_is_told_again() {
+async fn failed_commit_is_reported_again() {
     let f = Fixture::new();
     let path = f.path("sub/x");
     f.dir("sub");
@@ -151,7 +151,7 @@ async fn a_failed_commit_is_told_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
+async fn other_handles_end_with_their_connection_and_ids_are_not_shared() {
     let f = Fixture::new();
     let (path, other) = (f.path("x"), f.path("y"));
     let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
@@ -169,8 +169,8 @@ async fn what_is_not_kept_ends_with_its_connection_and_names_are_not_shared() {
     assert_eq!(std::fs::read_dir(&f.root).unwrap().count(), 0);
 }
 
-/// A write that has begun is not taken back when its connection dies. What the next connection writes
-/// comes after it, however long it takes.
+/// A write that has begun completes even if its connection is lost, and the next connection's writes
+/// come after it, however long it takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     let f = Fixture::new();
@@ -198,9 +198,9 @@ async fn a_change_of_a_connection_that_died_comes_before_those_of_the_next() {
     }
 }
 
-/// What is remembered of a closed handle is bounded, and what is not remembered is no success.
+/// The memory of a closed handle is bounded, and what is forgotten is not a success.
 #[tokio::test]
-async fn the_newest_blocks_of_a_closed_handle_are_known() {
+async fn recent_blocks_of_a_closed_handle_are_remembered() {
     let f = Fixture::new();
     let path = f.file("x", "old");
     let kept = Arc::new(PersistentHandles::new(Arc::new(FilesConfig::default())));
@@ -210,7 +210,7 @@ async fn the_newest_blocks_of_a_closed_handle_are_known() {
     for n in 0..300 {
         run(&at, block(n)).await.unwrap();
     }
-    // A failure is remembered as such, and with it what came of it.
+    // A failure is remembered as a failure.
     let bad = FsWriteBlockParams::new("h", u64::MAX, b"x".to_vec());
     let refused = run(&at, bad.clone()).await.unwrap_err();
     let torn = run(&at, commit("h")).await.unwrap_err();

@@ -5,7 +5,7 @@ use codex_exec_server_protocol::files::*;
 use super::*;
 
 #[test]
-fn files_links_special_files_and_trees_go() {
+fn files_links_special_files_and_trees_are_removed() {
     for f in Fixture::both_ways() {
         f.file("keep/file", "kept");
         for (name, follow_symlinks) in [("yes", true), ("no", false)] {
@@ -32,7 +32,7 @@ fn files_links_special_files_and_trees_go() {
 }
 
 #[test]
-fn recursive_and_force_mean_what_they_say() {
+fn recursive_and_force_are_respected() {
     let f = Fixture::new();
     f.file("full/file", "");
     f.dir("empty");
@@ -55,7 +55,7 @@ fn recursive_and_force_mean_what_they_say() {
 }
 
 #[test]
-fn trees_of_any_depth_and_width_go() {
+fn trees_of_any_depth_and_width_are_removed() {
     let f = Fixture::new();
     let mut at = f.native("deep");
     std::fs::create_dir(&at).unwrap();
@@ -85,7 +85,7 @@ fn trees_of_any_depth_and_width_go() {
 }
 
 #[test]
-fn what_may_not_be_removed_stays() {
+fn unremovable_files_stay() {
     let f = Fixture::new();
     chmod(&f.root, 0o755);
     f.file("d/file", "x");
@@ -100,7 +100,7 @@ fn what_may_not_be_removed_stays() {
 }
 
 #[test]
-fn a_cancelled_removal_stops() {
+fn cancelled_removal_stops() {
     let f = Fixture::new();
     f.file("d/file", "");
     let cancel = Cancel::new();

@@ -1,4 +1,4 @@
-//! `atomic` and `replaceAtomic`: the old file or the new one, never a part, no litter.
+//! `atomic` and `replaceAtomic`: the old file or the new one, never a part, and no temporary file.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ fn open(f: &Fixture, id: &str, name: &str) -> Result<FsOpenResponse, FileError> 
 }
 
 #[test]
-fn nothing_shows_until_the_commit() {
+fn replacement_is_invisible_until_commit() {
     let f = Fixture::new();
     f.file("x", "old");
     for name in ["x", "new"] {
@@ -39,14 +39,14 @@ fn nothing_shows_until_the_commit() {
 }
 
 #[test]
-fn without_a_commit_the_old_file_stays_and_nothing_else() {
+fn without_commit_only_the_old_file_stays() {
     let f = Fixture::new();
     f.file("x", "old");
     for name in ["x", "new"] {
         open(&f, "h", name).unwrap();
         f.run(FsWriteBlockParams::new("h", 1 << 20, b"fresh".to_vec())).unwrap();
         f.run(FsCloseParams::new("h")).unwrap();
-        // And when the connection is dropped.
+        // Also when the connection is dropped.
         let executor = Executor::new(Arc::new(FilesConfig::default()));
         run(&executor, FsOpenParams::new("h", f.path(name), FsOpenMode::ReplaceAtomic)).unwrap();
         run(&executor, FsWriteBlockParams::new("h", 0, b"fresh".to_vec())).unwrap();
@@ -57,7 +57,7 @@ fn without_a_commit_the_old_file_stays_and_nothing_else() {
 }
 
 #[test]
-fn mode_and_owner_of_the_old_file_are_kept() {
+fn replacement_keeps_mode_and_owner() {
     let f = Fixture::new();
     let path = f.file("x", "old");
     if runs_as_root() {
@@ -78,7 +78,7 @@ fn mode_and_owner_of_the_old_file_are_kept() {
 }
 
 #[test]
-fn an_owner_that_cannot_be_kept_is_an_error_and_nothing_happened() {
+fn owner_that_cannot_be_kept_is_an_error_without_effect() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     let path = f.file("x", "old");
@@ -96,7 +96,7 @@ fn an_owner_that_cannot_be_kept_is_an_error_and_nothing_happened() {
 }
 
 #[test]
-fn a_file_that_may_not_be_written_may_not_be_replaced() {
+fn unwritable_file_cannot_be_replaced() {
     let f = Fixture::new();
     chmod(&f.root, 0o777);
     let path = f.file("x", "old");
@@ -109,7 +109,7 @@ fn a_file_that_may_not_be_written_may_not_be_replaced() {
 }
 
 #[test]
-fn a_running_program_can_be_replaced() {
+fn running_program_can_be_replaced() {
     let f = Fixture::new();
     let path = f.path("sleep");
     std::fs::copy("/bin/sleep", f.native("sleep")).unwrap();
@@ -126,7 +126,7 @@ fn a_running_program_can_be_replaced() {
 }
 
 #[test]
-fn readers_see_one_or_the_other() {
+fn readers_see_the_old_or_the_new_file() {
     let f = Fixture::new();
     let path = f.file("x", vec![b'a'; 40_000]);
     let done = AtomicBool::new(false);
@@ -155,7 +155,7 @@ fn free_blocks(f: &Fixture) -> u64 {
 }
 
 #[test]
-fn a_block_that_finds_the_disk_full_discards_the_replacement() {
+fn block_on_a_full_disk_discards_the_replacement() {
     on_a_small_disk(|f| {
         f.file("x", "old");
         let before = free_blocks(f);
@@ -174,7 +174,7 @@ fn a_block_that_finds_the_disk_full_discards_the_replacement() {
         }
         assert_eq!(f.code(commit("h")), NOT_FOUND, "the commit has closed it");
         assert_eq!((f.content("x"), f.names("")), (b"old".to_vec(), vec!["x".to_owned()]));
-        // The id and the disk are free for another try.
+        // The id and the space are free for another attempt.
         open(f, "h", "x").unwrap();
         f.run(FsWriteBlockParams::new("h", 0, b"new".to_vec())).unwrap();
         f.run(commit("h")).unwrap();
@@ -183,7 +183,7 @@ fn a_block_that_finds_the_disk_full_discards_the_replacement() {
 }
 
 #[test]
-fn a_block_that_is_refused_discards_the_replacement() {
+fn refused_block_discards_the_replacement() {
     let f = Fixture::new();
     f.file("x", "old");
     for refused in [
@@ -198,7 +198,7 @@ fn a_block_that_is_refused_discards_the_replacement() {
     }
 }
 
-/// What a client may do with one of a few handles and files.
+/// An action of a client on one of a few handles and files.
 #[derive(Debug, Clone)]
 enum Step {
     Open { handle: usize, file: usize },
@@ -222,7 +222,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A handle as the model has it.
+/// A handle in the model.
 struct Model {
     file: usize,
     /// `None` once a block has failed.
@@ -231,10 +231,10 @@ struct Model {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Whatever fails and whenever, a file has its old content or all blocks of a commit that was
-    /// answered with success, and nothing else is on the disk.
+    /// Whatever fails, a file has its old content or all blocks of a commit that succeeded, and nothing
+    /// else is on the disk.
     #[test]
-    fn only_whole_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
+    fn only_complete_replacements_are_committed(steps in proptest::collection::vec(step(), 1..60)) {
         on_a_small_disk(|f| {
             let mut handles: [Option<Model>; HANDLES.len()] = Default::default();
             let mut files: [Option<Vec<u8>>; FILES.len()] = Default::default();

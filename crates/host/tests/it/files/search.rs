@@ -45,7 +45,7 @@ fn places(f: &Fixture, change: impl FnOnce(&mut FsSearchParams)) -> Vec<String> 
 }
 
 #[test]
-fn ignored_hidden_and_binary_files_are_passed_over_unless_asked_for() {
+fn ignored_hidden_and_binary_files_are_skipped_by_default() {
     let f = repository();
     let usual = ["src/lib.rs:2", "src/lib.rs:5", "src/main.rs:2"];
     assert_eq!(places(&f, |_| {}), usual);
@@ -65,7 +65,7 @@ fn ignored_hidden_and_binary_files_are_passed_over_unless_asked_for() {
 }
 
 #[test]
-fn patterns_are_patterns_unless_literal() {
+fn patterns_are_regular_expressions_unless_literal() {
     let f = Fixture::new();
     f.file("x", "a.c\nabc\nword words\nspan\nning\n");
     assert_eq!(places(&f, |p| p.pattern = "a.c".into()), ["x:1", "x:2"]);
@@ -88,7 +88,7 @@ fn patterns_are_patterns_unless_literal() {
 }
 
 #[test]
-fn context_lines_stand_around_matches_once() {
+fn context_lines_are_reported_once() {
     let f = Fixture::new();
     f.file("x", "1\n2\nhit\n4\nhit\n6\n7\n");
     let answer = search(&f, |p| {
@@ -107,7 +107,7 @@ fn context_lines_stand_around_matches_once() {
 }
 
 #[test]
-fn limits_cut_and_say_so() {
+fn limits_truncate_and_are_reported() {
     let f = Fixture::new();
     for at in 0..5 {
         f.file(&format!("{at}"), "hit\nhit\nhit\n");
@@ -129,7 +129,7 @@ fn limits_cut_and_say_so() {
 }
 
 #[test]
-fn long_lines_and_odd_bytes_are_told_as_far_as_they_go() {
+fn long_lines_are_cut_and_invalid_utf8_is_replaced() {
     let f = Fixture::new();
     let mut long = "é".repeat(3000).into_bytes();
     long.extend(b" hit");
@@ -146,7 +146,7 @@ fn long_lines_and_odd_bytes_are_told_as_far_as_they_go() {
 }
 
 #[test]
-fn an_answer_stays_within_its_size() {
+fn response_stays_within_its_size_limit() {
     let f = Fixture::new();
     f.file("x", "hit \u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\n".repeat(90_000));
     let answer = search(&f, |p| (p.pattern, p.max_matches) = ("hit".into(), Some(100_000)));
@@ -174,7 +174,7 @@ fn streamed(
 }
 
 #[test]
-fn a_streamed_search_sends_the_same_in_batches() {
+fn streamed_search_sends_the_same_matches_in_batches() {
     let f = Fixture::new();
     for at in 0..40 {
         f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(3));
@@ -201,7 +201,7 @@ fn a_streamed_search_sends_the_same_in_batches() {
 }
 
 #[test]
-fn a_search_ends_when_it_is_cancelled_or_nobody_listens() {
+fn search_ends_when_cancelled_or_without_a_receiver() {
     let f = Fixture::new();
     for at in 0..40 {
         f.file(&format!("{at:02}"), format!("{} hit\n", "x".repeat(3000)).repeat(30));
@@ -237,7 +237,7 @@ fn special_files_and_links_are_not_searched() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told() {
+fn unreadable_files_are_reported() {
     let f = repository();
     chmod(&f.root, 0o755);
     chmod(&f.native("src/main.rs"), 0o600);
@@ -291,7 +291,7 @@ fn globs_match_names_below_the_path() {
 }
 
 #[test]
-fn a_tree_cannot_harm_who_searches_it() {
+fn hostile_tree_does_not_block_a_search() {
     let f = Fixture::new();
     f.dir("fifo");
     f.fifo("fifo/.gitignore");
@@ -311,7 +311,7 @@ fn a_tree_cannot_harm_who_searches_it() {
 }
 
 #[test]
-fn rules_reach_down_and_the_innermost_decides() {
+fn ignore_rules_apply_below_and_the_innermost_decides() {
     let f = Fixture::new();
     f.file("outer/.gitignore", "*.log\n/only-here\n");
     f.file("outer/repo/.git/info/exclude", "excluded\n");

@@ -55,7 +55,7 @@ fn breadth_first_and_sorted() {
 }
 
 #[test]
-fn limits_cut_and_say_so_but_depth_is_no_cut() {
+fn limits_truncate_except_depth() {
     let f = Fixture::new();
     tree(&f);
     let shallow = walk(&f, FsWalkOptions { max_depth: 0, ..Default::default() });
@@ -93,7 +93,7 @@ fn limits_have_limits() {
 }
 
 #[test]
-fn below_a_root_that_is_no_directory_there_is_nothing() {
+fn root_that_is_not_a_directory_has_no_entries() {
     let f = Fixture::new();
     f.file("directory/x", "");
     f.file("file", "");
@@ -110,7 +110,7 @@ fn below_a_root_that_is_no_directory_there_is_nothing() {
     assert_eq!(names(&f, &walk("link", true)), ["link/x"]);
 }
 
-/// What a walk of a tree without unreadable places is, in the plainest way.
+/// The expected result for a tree without unreadable directories, by the plainest code.
 fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usize) {
     let mut listed = Vec::new();
     let mut nameless = 0;
@@ -153,7 +153,7 @@ fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usi
 }
 
 #[test]
-fn random_trees_are_listed_as_a_plain_walk_lists_them() {
+fn random_trees_are_listed_like_a_plain_walk() {
     for seed in 0..60 {
         let f = Fixture::new();
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -170,7 +170,7 @@ fn random_trees_are_listed_as_a_plain_walk_lists_them() {
             match rng.u8(..8) {
                 0..3 => {
                     std::fs::create_dir(&native).unwrap();
-                    // Below a name that is no text nothing is listed.
+                    // Nothing is listed below a name that is not UTF-8.
                     if std::str::from_utf8(&path).is_ok() {
                         directories.push(path);
                     }
@@ -206,9 +206,9 @@ fn random_trees_are_listed_as_a_plain_walk_lists_them() {
 }
 
 #[test]
-fn the_answer_is_at_most_four_mebibytes() {
+fn response_is_at_most_four_mebibytes() {
     let f = Fixture::new();
-    // What is not ASCII triples in a URI.
+    // Other characters than ASCII take three times the space in a URI.
     for at in 0..9000u32 {
         std::fs::File::create(f.native(format!("{at:05}{}", "é".repeat(100)))).unwrap();
     }
@@ -220,7 +220,7 @@ fn the_answer_is_at_most_four_mebibytes() {
 }
 
 #[test]
-fn links_to_directories_are_listed_and_followed_once_if_asked() {
+fn links_to_directories_are_followed_once_if_requested() {
     for f in Fixture::both_ways() {
         f.file("real/file", "");
         f.link("real", "link");
@@ -242,7 +242,7 @@ fn links_to_directories_are_listed_and_followed_once_if_asked() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_the_rest_goes_on() {
+fn unreadable_directories_are_reported_and_the_walk_continues() {
     let f = Fixture::new();
     chmod(&f.root, 0o755);
     f.file("a/closed/x", "");
@@ -258,9 +258,9 @@ fn what_cannot_be_read_is_told_and_the_rest_goes_on() {
 }
 
 #[test]
-fn paths_too_long_to_be_used_and_names_that_are_no_text_are_errors() {
+fn overlong_paths_and_names_that_are_not_utf8_are_errors() {
     let f = Fixture::new();
-    // Deeper than any path can name: made relative to a descriptor, level by level.
+    // Deeper than any path can name: created level by level, relative to a descriptor.
     let name = "d".repeat(250);
     let mut at =
         rustix::fs::open(&f.root, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
@@ -276,13 +276,13 @@ fn paths_too_long_to_be_used_and_names_that_are_no_text_are_errors() {
     assert!(error.message.contains("File name too long"));
     assert!(error.path.as_bytes().len() >= 4096);
     assert!(!answer.truncated);
-    // And they can be removed.
+    // They can be removed too.
     f.run(FsRemoveParams::new(f.path(&name))).unwrap();
     assert!(!f.native(&name).exists());
 }
 
 #[test]
-fn a_tree_that_goes_away_ends_the_walk_quietly() {
+fn tree_removed_during_a_walk_ends_it_without_error() {
     let f = Fixture::new();
     for round in 0..20 {
         for at in 0..40 {
@@ -301,7 +301,7 @@ fn a_tree_that_goes_away_ends_the_walk_quietly() {
 }
 
 #[test]
-fn a_cancelled_walk_stops() {
+fn cancelled_walk_stops() {
     let f = Fixture::new();
     tree(&f);
     let cancel = Cancel::new();

@@ -15,7 +15,7 @@ impl Client {
         self.call(FsWatchParams { debounce_ms: Some(20), ..params }).await
     }
 
-    /// Gathers changes until all of `wanted` were told.
+    /// Collects changes until all of `wanted` were reported.
     async fn changes(
         &mut self,
         wanted: &[(&str, FsChangeKind)],
@@ -29,7 +29,7 @@ impl Client {
         all
     }
 
-    /// Everything told so far, after a change that is told last.
+    /// Everything reported so far, up to a final change.
     async fn until_marker(&mut self, marker: &str) -> BTreeMap<PathUri, FsChangeKind> {
         self.f.file(marker, "");
         self.changes(&[(marker, FsChangeKind::Created)]).await
@@ -39,7 +39,7 @@ impl Client {
 use FsChangeKind::{Created, Modified, Removed};
 
 #[tokio::test]
-async fn changes_of_a_tree_are_told() {
+async fn changes_in_a_tree_are_reported() {
     let mut c = Client::new();
     c.f.file("w/old", "x");
     c.f.file("w/sub/deep/file", "x");
@@ -57,7 +57,7 @@ async fn changes_of_a_tree_are_told() {
 }
 
 #[tokio::test]
-async fn what_a_new_directory_holds_is_told_however_fast_it_was_filled() {
+async fn content_of_a_new_directory_is_reported_however_fast_it_was_filled() {
     let mut c = Client::new();
     c.f.dir("w");
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
@@ -75,7 +75,7 @@ async fn what_a_new_directory_holds_is_told_however_fast_it_was_filled() {
 }
 
 #[tokio::test]
-async fn only_the_entries_if_not_recursive() {
+async fn non_recursive_watch_reports_direct_entries_only() {
     let mut c = Client::new();
     c.f.dir("w/sub");
     let params = FsWatchParams { recursive: false, ..FsWatchParams::new(1, c.f.path("w")) };
@@ -86,7 +86,7 @@ async fn only_the_entries_if_not_recursive() {
 }
 
 #[tokio::test]
-async fn a_file_is_watched_beyond_its_replacement() {
+async fn file_watch_survives_replacement() {
     let mut c = Client::new();
     let path = c.f.file("config", "1");
     c.f.file("beside", "x");
@@ -103,7 +103,7 @@ async fn a_file_is_watched_beyond_its_replacement() {
 }
 
 #[tokio::test]
-async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
+async fn ended_watch_reports_why_and_frees_its_id() {
     let mut c = Client::new();
     c.f.dir("w");
     c.watch(FsWatchParams::new(1, c.f.path("w"))).await.unwrap();
@@ -118,7 +118,7 @@ async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
     loop {
         match c.watch(FsWatchParams::new(1, c.f.path("w"))).await {
             Ok(_) => break,
-            // The task that told us forgets the watch right after.
+            // The task that sent this forgets the watch right after.
             Err(FileError::IdTaken { .. }) => tokio::task::yield_now().await,
             Err(error) => panic!("{error}"),
         }
@@ -126,7 +126,7 @@ async fn a_watch_that_cannot_go_on_says_so_and_frees_its_id() {
 }
 
 #[tokio::test]
-async fn more_than_can_be_told_is_an_overflow() {
+async fn too_many_changes_are_an_overflow() {
     let mut config = FilesConfig::default();
     config.max_watch_changes = 10;
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
@@ -145,7 +145,7 @@ async fn more_than_can_be_told_is_an_overflow() {
 }
 
 #[tokio::test]
-async fn an_ended_watch_is_silent() {
+async fn stopped_watch_sends_nothing() {
     let mut c = Client::new();
     c.f.dir("a");
     c.f.dir("b");
@@ -171,7 +171,7 @@ async fn an_ended_watch_is_silent() {
 }
 
 #[tokio::test]
-async fn watches_are_bounded() {
+async fn number_of_watches_is_bounded() {
     let mut config = FilesConfig::default();
     config.max_watches = 3;
     config.max_missing_paths = 2;
@@ -181,7 +181,7 @@ async fn watches_are_bounded() {
     c.call(missing(1)).await.unwrap();
     c.call(missing(2)).await.unwrap();
     assert!(matches!(c.call(missing(3)).await, Err(FileError::TooMany { .. })));
-    // One that takes the place of another of its id counts once.
+    // A watch that replaces another with the same id counts once.
     c.call(missing(2)).await.unwrap();
     let long = FsWatchMissingParams::new(9, vec![c.f.path("none"); 3], None);
     c.call(FsUnwatchParams::new(1)).await.unwrap();
@@ -209,7 +209,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn a_missing_path_that_appears_is_told_once() {
+async fn missing_path_that_appears_is_reported_once() {
     let mut c = Client::new();
     assert!(c.missing(1, &["a/b/c/file", "other"], None).await);
     c.f.dir("a");
@@ -218,14 +218,14 @@ async fn a_missing_path_that_appears_is_told_once() {
     c.f.file("a/b/c/file", "");
     assert_eq!(c.told_missing().await, 1);
     c.f.file("other", "");
-    // Were there a second word of it, it would come before this one.
+    // A second notification would come before this one.
     assert!(c.missing(2, &["last"], None).await);
     c.f.dir("last");
     assert_eq!(c.told_missing().await, 2);
 }
 
 #[tokio::test]
-async fn a_present_path_that_changes_is_told() {
+async fn present_path_that_changes_is_reported() {
     let mut c = Client::new();
     c.f.file("p", "1");
     c.f.dir("d");
@@ -245,7 +245,7 @@ async fn a_present_path_that_changes_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_there_already_is_told_after_the_answer() {
+async fn existing_path_is_reported_after_the_response() {
     let mut c = Client::new();
     c.f.file("there", "");
     let params = FsWatchMissingParams::new(5, vec![c.f.path("there")], None);
@@ -260,7 +260,7 @@ async fn what_is_there_already_is_told_after_the_answer() {
 }
 
 #[tokio::test]
-async fn nothing_to_watch_is_not_watched_and_links_count_when_they_lead_somewhere() {
+async fn empty_watch_does_not_start_and_dangling_links_count_as_missing() {
     let mut config = FilesConfig::default();
     config.missing_recheck = Duration::from_millis(50);
     let mut c = Client::with(config, codex_exec_host::files::Backend::Here);
@@ -278,13 +278,13 @@ async fn watches_end_with_their_connection() {
     assert!(c.missing(1, &["none"], None).await);
     let Client { f, connection, mut told, .. } = c;
     drop(connection);
-    // The threads end, and with them the last hold on the way out.
+    // The threads end and drop the last sender.
     let ended = tokio::time::timeout(Duration::from_secs(20), told.recv()).await;
     assert_eq!(ended.expect("an end in time"), None);
     drop(f);
 }
 
-/// Runs a test as a user whom permissions hold back.
+/// Runs a test as a user to whom permissions apply.
 fn held_back(test: impl AsyncFnOnce() + Send) {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -299,10 +299,10 @@ fn close(c: &Client, name: &str) {
 }
 
 #[test]
-fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
+fn unreadable_directory_does_not_prevent_watching_others() {
     held_back(async || {
         let mut c = Client::new();
-        // Around, beside and below it, whatever the order in which they are met.
+        // Around, beside and below it, in any order of listing.
         for name in ["w/a", "w/sub/a", "w/sub/z/deep", "w/z"] {
             std::fs::create_dir_all(c.f.native(name)).unwrap();
         }
@@ -315,7 +315,7 @@ fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
             c.f.file(name, "x");
         }
         c.changes(&all.map(|name| (name, Created))).await;
-        // New directories, one of which may not be read either.
+        // New directories, one of them unreadable.
         for name in ["w/sub/later/a", "w/sub/later/z"] {
             std::fs::create_dir_all(c.f.native(name)).unwrap();
         }
@@ -327,14 +327,14 @@ fn a_directory_that_may_not_be_read_keeps_nothing_else_from_being_watched() {
             c.f.file(name, "x");
             c.changes(&[(name, Created)]).await;
         }
-        // What cannot be watched by itself is refused as before.
+        // An unreadable directory alone cannot be watched.
         let refused = c.watch(FsWatchParams::new(2, c.f.path("w/m"))).await;
         assert!(refused.is_err(), "{refused:?}");
     });
 }
 
 #[test]
-fn missing_paths_are_watched_where_they_can_be() {
+fn missing_paths_are_watched_where_possible() {
     held_back(async || {
         let mut c = Client::new();
         close(&c, "closed");
