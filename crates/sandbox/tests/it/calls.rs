@@ -155,15 +155,14 @@ const BY_ARGUMENTS: &[Trial] = &[
         &[OPEN, Int(0x4008_6602), Word("%8")],
         Sibling(&[OPEN, Int(0x8008_6601), Word("%8")]),
     ),
-    // Snapshots and subvolumes of btrfs, keys and policies of encryption, freezing, subvolumes of
-    // bcachefs, and a number that means nothing yet.
+    // Snapshots and subvolumes of btrfs, keys and policies of encryption, subvolumes of bcachefs, and a
+    // number that means nothing yet.
     trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_9401), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_9417), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_940f), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x4008_941a), Word("%8")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0xc040_6618), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x800c_6613), Word("%64")], Outside),
-    trial(libc::SYS_ioctl, &[OPEN, Int(0xc004_5877), Word("%8")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x4020_bc10), Word("%64")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(0x4008_ab7f), Word("%8")], Outside),
     // Terminals; on another file the kernel would report that.
