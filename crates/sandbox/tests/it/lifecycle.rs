@@ -359,6 +359,35 @@ fn set_default_acl(directory: &Path, rights: [u32; 3]) {
     rustix::fs::setxattr(directory, "system.posix_acl_default", &list, flags).unwrap();
 }
 
+/// The processes of a sandbox count for the user outside too: one sandbox must leave some to others.
+#[test]
+fn sandbox_gets_at_most_half_of_the_users_processes() {
+    for user in users() {
+        let world = World::new(user);
+        for (own, inside) in [("4000", "2000"), ("30000", "8192")] {
+            let script = "awk '/Max processes/ { print $3, $4 }' /proc/self/limits";
+            for landlock_only in [false, true] {
+                let policy = if landlock_only { read_only() } else { workspace() };
+                let server =
+                    world.server(&world.context(policy), &world.work, ["sh", "-c", script]);
+                let mut limited = std::process::Command::new("prlimit");
+                limited.arg(format!("--nproc={own}:{own}")).arg(server.get_program());
+                limited.args(server.get_args());
+                world.clothe(&mut limited);
+                if landlock_only {
+                    limited.env("TEST_LANDLOCK_ONLY", "1");
+                }
+                let done = finish(&mut limited);
+                assert_eq!(done.out, format!("{inside} {inside}\n"), "{user:?}: {done:?}");
+            }
+        }
+    }
+}
+
+fn read_only() -> PermissionProfile {
+    managed(vec![root(AccessMode::Read)])
+}
+
 /// A name stays protected until the last sandbox that protects it has ended.
 #[test]
 fn placeholders_are_shared() {
