@@ -189,7 +189,7 @@ pub(crate) fn lookup_node(
 ) -> rustix::io::Result<LookResult> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = statx(directory, name, flags, WANTED)?;
-    let looks_like_placeholder = u32::from(stat.stx_mode) == libc::S_IFDIR | placeholder::MODE;
+    let looks_like_placeholder = placeholder::is_mode(stat.stx_mode.into());
     let absent = looks_like_placeholder && placeholder::exists_at(directory, name);
     Ok(LookResult { node: (!absent).then(|| node(&stat)), looks_like_placeholder })
 }

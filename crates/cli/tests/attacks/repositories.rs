@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +15,9 @@ const CASES: u64 = 32;
 /// Directories of a layout, by their names below its base: the root, what is around it, beside it and
 /// in it.
 const PLACES: [&str; 6] = ["p/w", "p", "p/sib", "p/w/child", "p/w/.git", "p/w/child/deep"];
+
+/// A directory that does not exist.
+const ABSENT: &str = "p/w/absent";
 
 /// Possible targets of the repository's `hooks`.
 const HOOKS: [&str; 4] = ["p/w", "p", "p/w/hk", "p/hk"];
@@ -113,10 +117,17 @@ impl Layout {
     }
 
     /// The path of a directory, relative to another or absolute.
-    fn spelled(&self, random: &mut Random, from: &Path, name: &str) -> String {
-        let absolute = self.path(name);
+    fn spelled(&mut self, random: &mut Random, from: &Path, name: &str) -> String {
+        // Through a missing directory it leads nowhere, until somebody creates that.
+        let name = match random.percent(30) {
+            true => format!("{ABSENT}/../../../{name}"),
+            false => name.to_owned(),
+        };
+        if name.starts_with(ABSENT) {
+            self.told.push_str(", through a missing directory");
+        }
         if random.percent(50) {
-            return absolute.to_str().unwrap().to_owned();
+            return self.path(&name).to_str().unwrap().to_owned();
         }
         let depth = from.strip_prefix(self.base.path()).unwrap().components().count();
         format!("{}{name}", "../".repeat(depth))
@@ -136,6 +147,7 @@ impl Layout {
             .collect();
         format!(
             "exec 2>/dev/null; cp -r {template} {evil}; {run} >> {evil}/config
+             mkdir -p {absent}
              set -- {places}
              mkdir -p $(printf '%s/hooks ' \"$@\")
              for place in \"$@\"; do
@@ -148,7 +160,8 @@ impl Layout {
                test -e $place/commondir || echo {evil} > $place/commondir
              done
              chmod +x $all
-             : > {root}/ran",
+             : > {root}/ran; echo ran; read -r _",
+            absent = self.path(ABSENT).display(),
             template = self.path("template").display(),
             evil = evil.display(),
             places = places.join(" "),
@@ -195,7 +208,8 @@ fn git_outside_runs_nothing_that_was_written_inside() {
             git(&control.path("template"), &["init", "--quiet", "--bare", "."]);
             let mut attack = Command::new("sh");
             attack.args(["-c", &control.attack()]).current_dir(control.base.path());
-            assert!(attack.status().unwrap().success());
+            attack.stdin(Stdio::null()).stdout(Stdio::null());
+            attack.status().unwrap();
             open += u32::from(control.runs_something());
         }
         let mut sandbox = Command::new(env!("CARGO_BIN_EXE_codex"));
@@ -203,8 +217,17 @@ fn git_outside_runs_nothing_that_was_written_inside() {
         for writable in &layout.writable {
             sandbox.arg("--writable").arg(writable);
         }
-        let said = sandbox.args(["--", "sh", "-c", &layout.attack()]).output().unwrap();
-        if said.status.success() {
+        sandbox.args(["--", "sh", "-c", &layout.attack()]);
+        sandbox.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = sandbox.spawn().unwrap();
+        // One line once the script has done it all; the end of the stream if it was refused.
+        let mut line = String::new();
+        BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let during = line == "ran\n" && layout.runs_something();
+        drop(running.stdin.take());
+        let said = running.wait_with_output().unwrap();
+        assert!(!during, "seed {seed}: {}: while the sandbox runs", layout.told);
+        if line == "ran\n" {
             assert!(layout.root().join("ran").exists(), "seed {seed}: {}", layout.told);
             held += 1;
         } else {

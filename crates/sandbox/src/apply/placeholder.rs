@@ -9,7 +9,8 @@
 //! On the host it is an ordinary empty directory: if a process puts something into it (`git init`), it
 //! becomes an ordinary directory and stays. Inside, something read-only is mounted on it.
 //!
-//! Invariant: only an empty directory of this mode is removed, while its exclusive lock is held.
+//! Invariant: only an empty directory of this mode is removed, while its exclusive lock is held; or by the
+//! attempt that created it and could not lock it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -29,8 +30,11 @@ use crate::status::{Failure, Stage};
 pub const MODE: u32 = 0o1755;
 
 /// The bits that identify a placeholder. Others depend on the parent: a set-group-ID directory passes
-/// its bit on, and a default ACL may remove bits.
+/// its bit on, and a default ACL removes bits, until [`open`] sets the whole mode.
 const IDENTIFYING_BITS: u32 = 0o1022;
+
+/// What the owner needs to use a placeholder.
+const OWNER_BITS: u32 = 0o700;
 
 /// Maximum depth to which a directory is searched for anything but placeholders.
 const MAX_NESTING: usize = 64;
@@ -136,7 +140,9 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
     for name in between {
         // The target could have created these directories itself.
         match rustix::fs::mkdirat(&parent, &**name, Mode::from_raw_mode(MODE)) {
-            Ok(()) | Err(Errno::EXIST) => {}
+            // Sets the mode.
+            Ok(()) => drop(open(&parent, name)),
+            Err(Errno::EXIST) => {}
             Err(errno) => return check_impossible(&parent, errno),
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -144,10 +150,11 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
     }
     // Each retry means that another sandbox has just removed the name.
     loop {
-        match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
-            Ok(()) | Err(Errno::EXIST) => {}
+        let is_new = match rustix::fs::mkdirat(&parent, &**last, Mode::from_raw_mode(MODE)) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
             Err(errno) => return check_impossible(&parent, errno),
-        }
+        };
         let lock = match open(&parent, last) {
             Ok(lock) => lock,
             Err(Errno::NOENT) => continue,
@@ -156,7 +163,13 @@ fn try_acquire(placeholder: &Placeholder) -> rustix::io::Result<HeldName> {
         if !is_placeholder(&lock)? {
             return Ok(HeldName::Existing);
         }
-        lock_shared(&lock)?;
+        if let Err(errno) = lock_shared(&lock) {
+            // The file system has no locks, so nobody else holds it.
+            if is_new {
+                let _ = rustix::fs::unlinkat(&parent, &**last, AtFlags::REMOVEDIR);
+            }
+            return Err(errno);
+        }
         if is_still_at(&lock, &parent, last)? {
             return Ok(HeldName::Placeholder { parent, lock, placeholder: placeholder.clone() });
         }
@@ -217,24 +230,25 @@ fn check_impossible(parent: &OwnedFd, errno: Errno) -> rustix::io::Result<HeldNa
     }
 }
 
+/// Opens a directory. If it looks like a placeholder that its owner cannot use, as a default ACL leaves
+/// it, it gets the mode of one.
 fn open(parent: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(&parent, name, directory | OFlags::RDONLY, Mode::empty());
-    match open() {
-        // A default ACL may deny access to the owner.
+    let (opened, is_open) = match open() {
         Err(Errno::ACCESS) => {
-            let closed =
-                rustix::fs::openat(&parent, name, directory | OFlags::PATH, Mode::empty())?;
-            let stat = rustix::fs::fstat(&closed)?;
-            if !has_mode(&closed)? || stat.st_uid != rustix::process::geteuid().as_raw() {
-                return Err(Errno::ACCESS);
-            }
-            let path = format!("/proc/self/fd/{}", closed.as_raw_fd());
-            rustix::fs::chmod(path, Mode::from_raw_mode(MODE))?;
-            open()
+            let closed = directory | OFlags::PATH;
+            (rustix::fs::openat(&parent, name, closed, Mode::empty())?, false)
         }
-        opened => opened,
+        opened => (opened?, true),
+    };
+    let stat = rustix::fs::fstat(&opened)?;
+    let is_own = is_mode(stat.st_mode) && stat.st_uid == rustix::process::geteuid().as_raw();
+    if is_own && stat.st_mode & OWNER_BITS != OWNER_BITS {
+        let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        rustix::fs::chmod(path, Mode::from_raw_mode(MODE))?;
     }
+    if is_open { Ok(opened) } else { open() }
 }
 
 /// Whether it has the mode, and contains only other placeholders.
@@ -243,7 +257,13 @@ fn is_placeholder(directory: &OwnedFd) -> rustix::io::Result<bool> {
 }
 
 fn has_mode(directory: impl AsFd) -> rustix::io::Result<bool> {
-    Ok(rustix::fs::fstat(directory)?.st_mode & IDENTIFYING_BITS == MODE & IDENTIFYING_BITS)
+    Ok(is_mode(rustix::fs::fstat(directory)?.st_mode))
+}
+
+/// Whether a file has the type and the mode of a placeholder, apart from what directories pass on.
+pub(crate) fn is_mode(mode: u32) -> bool {
+    let kind = mode & libc::S_IFMT;
+    kind == libc::S_IFDIR && mode & IDENTIFYING_BITS == MODE & IDENTIFYING_BITS
 }
 
 /// Gives a directory that is in use an ordinary mode.

@@ -4,7 +4,6 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -19,24 +18,31 @@ use crate::status::{Failure, Stage};
 /// bits.
 const ROOT_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
-/// Step `Limits`. Counts the user's processes in this user namespace only. Root is never counted; the
-/// limit of the PID namespace covers that.
+/// Step `Limits`. Counts the user's processes in this user namespace only, but each of them counts for
+/// the user outside too: allow at most half of the user's limit, to leave some to the server and to
+/// other sandboxes. Root is never counted; the limit of the PID namespace covers that.
 pub(super) fn limit_processes(processes: u32) -> Result<(), Failure> {
-    let limit = Some(u64::from(processes));
-    let asked = Rlimit { current: limit, maximum: limit };
-    match setrlimit(Resource::Nproc, asked) {
-        // The server's own limit is lower.
-        Ok(()) | Err(Errno::PERM) => Ok(()),
-        Err(errno) => Err(during(Stage::Limits)(errno)),
-    }
+    let limit = match half_of_own(Resource::Nproc) {
+        Some(half) => half.min(processes.into()),
+        None => processes.into(),
+    };
+    setrlimit(Resource::Nproc, Rlimit { current: Some(limit), maximum: Some(limit) })
+        .map_err(during(Stage::Limits))
+}
+
+/// Half of this process's limit; `None` if there is none.
+fn half_of_own(resource: Resource) -> Option<u64> {
+    let limits = rustix::process::getrlimit(resource);
+    limits.current.or(limits.maximum).map(|limit| limit / 2)
 }
 
 /// Step `Limits`. Pending signals and timers are counted per user: allow half of the user's limit, to
 /// leave some to other sandboxes. In its own user namespace, only what is pending inside counts.
 pub(super) fn limit_signals() -> Result<(), Failure> {
-    let limits = rustix::process::getrlimit(Resource::Sigpending);
-    let Some(limit) = limits.current.or(limits.maximum) else { return Ok(()) };
-    let half = Some(limit / 2);
+    let half = half_of_own(Resource::Sigpending);
+    if half.is_none() {
+        return Ok(());
+    }
     setrlimit(Resource::Sigpending, Rlimit { current: half, maximum: half })
         .map_err(during(Stage::Limits))
 }

@@ -124,6 +124,26 @@ pub struct Resolver<'a> {
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Every directory that was left by `..`, in order.
     pub exited: Vec<PathBuf>,
+    /// Every missing directory that was left by `..`, in order.
+    pub assumed: Vec<MissingPath>,
+}
+
+/// A path that does not exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingPath {
+    /// The last existing directory, link-free.
+    pub parent: PathBuf,
+    /// The missing names below it.
+    pub missing: Vec<OsString>,
+}
+
+impl MissingPath {
+    /// The whole path.
+    pub(super) fn path(&self) -> PathBuf {
+        let mut path = self.parent.clone();
+        path.extend(&self.missing);
+        path
+    }
 }
 
 impl std::fmt::Debug for Resolver<'_> {
@@ -145,6 +165,7 @@ impl<'a> Resolver<'a> {
             last_link_free: OsString::new(),
             links: Vec::new(),
             exited: Vec::new(),
+            assumed: Vec::new(),
         }
     }
 
@@ -173,6 +194,10 @@ impl<'a> Resolver<'a> {
     }
 
     /// Resolves all links of an absolute path.
+    ///
+    /// A missing name that a `..` follows is assumed to be a directory, and recorded: the path leads
+    /// nowhere now, but to what is behind the `..` as soon as somebody creates the name, be it as a
+    /// placeholder.
     pub fn resolve(&mut self, path: &Path) -> ResolvedPath {
         // In a directory that is known to be link-free, one lookup of the name is enough; a trailing
         // slash would follow a link.
@@ -215,7 +240,19 @@ impl<'a> Resolver<'a> {
             Err(obstacle) => return ResolvedPath::Unreachable(obstacle),
         };
         let mut links = 0;
+        // The names below `here` that do not exist.
+        let mut missing: Vec<OsString> = Vec::new();
         while let Some(name) = pending.pop() {
+            if !missing.is_empty() {
+                if name == ".." {
+                    let (parent, missing_names) = (here.clone(), missing.clone());
+                    self.assumed.push(MissingPath { parent, missing: missing_names });
+                    missing.pop();
+                } else {
+                    missing.push(name);
+                }
+                continue;
+            }
             if name == ".." {
                 self.exited.push(here.clone());
                 here.pop();
@@ -261,12 +298,7 @@ impl<'a> Resolver<'a> {
                 Ok(Some(found)) => node = found,
                 Ok(None) => {
                     here.pop();
-                    let mut missing = vec![name];
-                    // Names after a `..` are not below the missing name, and unreachable without it.
-                    if pending.iter().all(|name| name != "..") {
-                        missing.extend(pending.into_iter().rev());
-                    }
-                    return ResolvedPath::Missing(here, missing);
+                    missing.push(name);
                 }
                 Err(error) => {
                     here.pop();
@@ -274,7 +306,10 @@ impl<'a> Resolver<'a> {
                 }
             }
         }
-        ResolvedPath::Found(here, node)
+        match missing.is_empty() {
+            true => ResolvedPath::Found(here, node),
+            false => ResolvedPath::Missing(here, missing),
+        }
     }
 
     /// Looks up a directory of the path.

@@ -201,11 +201,18 @@ impl Protected<'_, '_> {
         self.links_in(directory, |name| GIT_NAMES.iter().any(|known| name == *known))?;
         for inside in IN_GIT {
             let path = directory.join(inside);
-            if let ResolvedPath::Found(target, _) = self.resolver.resolve(&path) {
-                if target != path {
+            match self.resolver.resolve(&path) {
+                ResolvedPath::Found(target, _) => {
+                    if target != path {
+                        self.follow_used(&path);
+                    }
+                    self.links_in(&target, |_| false)?;
+                }
+                // A link to a missing target.
+                ResolvedPath::Missing(..) if self.resolver.facts().lookup(&path).is_ok() => {
                     self.follow_used(&path);
                 }
-                self.links_in(&target, |_| false)?;
+                ResolvedPath::Missing(..) | ResolvedPath::Unreachable(_) => {}
             }
         }
         // The root may be a directory that git uses, such as the hooks.
@@ -305,6 +312,7 @@ impl Protected<'_, '_> {
             ResolvedPath::Unreachable(_) => None,
         };
         self.paths.extend(found.clone());
+        self.missing.extend(trace.assumed_names());
         self.traces.push(trace);
         found
     }

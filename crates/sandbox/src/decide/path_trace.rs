@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 
 use super::alias::MountTable;
-use super::facts::{Obstacle, ResolvedPath, Resolver};
+use super::facts::{MissingPath, Obstacle, ResolvedPath, Resolver};
+use super::metadata::MAX_MISSING;
 use super::paths::parent;
-use super::policy::{PolicyError, ResolvedPolicy};
+use super::policy::{PolicyError, ProtectedName, ResolvedPolicy};
 use super::writable_history::WritableHistory;
 
 /// The links and obstacles on the way to one path.
@@ -27,6 +28,8 @@ pub(super) struct PathTrace {
     pub(super) links: Vec<PathBuf>,
     /// Directories that were left by `..`: a link in place of one would lead elsewhere.
     pub(super) exited: Vec<PathBuf>,
+    /// Missing directories that were left by `..`: whoever creates one decides where the path leads.
+    pub(super) assumed: Vec<MissingPath>,
     /// Where the resolution failed.
     pub(super) obstacle: Option<Obstacle>,
     /// Not named by the policy, but implied by what it protects. Tools outside follow these links as
@@ -36,16 +39,30 @@ pub(super) struct PathTrace {
 
 impl PathTrace {
     /// Resolves a path and records how.
+    ///
+    /// A restricted path may lead through missing directories (`missing/..`): the caller restricts the
+    /// target and protects the [assumed](Self::assumed_names) names. A path that is not denied leads
+    /// nowhere then: a grant must not depend on what somebody creates later.
     pub(super) fn follow(
         resolver: &mut Resolver<'_>,
         path: &Path,
         access: AccessMode,
     ) -> (ResolvedPath, Self) {
-        let before = (resolver.links.len(), resolver.exited.len());
-        let implied = resolver.resolve(path);
+        let before = (resolver.links.len(), resolver.exited.len(), resolver.assumed.len());
+        let mut resolved = resolver.resolve(path);
         let links = resolver.links[before.0..].iter().map(|(link, _)| link.clone()).collect();
         let exited = resolver.exited[before.1..].to_vec();
-        let (target, obstacle) = match &implied {
+        let assumed = resolver.assumed[before.2..].to_vec();
+        if let Some(first) = assumed.first()
+            && access != AccessMode::Deny
+        {
+            let obstacle = Obstacle { path: first.path(), errno: libc::ENOENT };
+            resolved = ResolvedPath::Unreachable(obstacle);
+        } else if let Some(long) = assumed.iter().find(|it| it.missing.len() > MAX_MISSING) {
+            let obstacle = Obstacle { path: long.parent.clone(), errno: libc::ENAMETOOLONG };
+            resolved = ResolvedPath::Unreachable(obstacle);
+        }
+        let (target, obstacle) = match &resolved {
             ResolvedPath::Found(path, _) => (Some(path.clone()), None),
             ResolvedPath::Missing(parent, missing) => {
                 (missing.first().map(|name| parent.join(name)), None)
@@ -53,19 +70,42 @@ impl PathTrace {
             ResolvedPath::Unreachable(obstacle) => (None, Some(obstacle.clone())),
         };
         let name = path.to_owned();
-        (implied, Self { name, access, target, links, exited, obstacle, implied: false })
+        let implied = false;
+        (resolved, Self { name, access, target, links, exited, assumed, obstacle, implied })
     }
 
     /// Whether the path has no links, no `..` and no obstacle.
     pub(super) fn is_direct(&self) -> bool {
-        self.links.is_empty() && self.exited.is_empty() && self.obstacle.is_none()
+        self.links.is_empty()
+            && self.exited.is_empty()
+            && self.assumed.is_empty()
+            && self.obstacle.is_none()
+    }
+
+    /// The missing directories of a restricted path, which must stay missing: each is protected like a
+    /// missing target.
+    pub(super) fn assumed_names(&self) -> impl Iterator<Item = ProtectedName> + '_ {
+        let restricted = self.assumed.iter().filter(|_| self.access == AccessMode::Deny);
+        restricted.map(|it| ProtectedName {
+            parent: it.parent.clone(),
+            missing: it.missing.clone(),
+            access: AccessMode::Read,
+        })
     }
 
     /// A trace of a restricted path that cannot be resolved.
     pub(super) fn blocked(name: PathBuf, obstacle: Obstacle) -> Self {
         let access = AccessMode::Deny;
-        let (links, exited) = (Vec::new(), Vec::new());
-        Self { name, access, target: None, links, exited, obstacle: Some(obstacle), implied: false }
+        Self {
+            name,
+            access,
+            target: None,
+            links: Vec::new(),
+            exited: Vec::new(),
+            assumed: Vec::new(),
+            obstacle: Some(obstacle),
+            implied: false,
+        }
     }
 
     /// How the entry changes the access around it.

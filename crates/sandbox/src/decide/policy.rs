@@ -467,7 +467,11 @@ impl<'a> Resolving<'a> {
     }
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
-        match self.follow(path, access) {
+        let resolved = match skip_missing {
+            true => self.follow(path, access),
+            false => self.follow_and_protect(path, access),
+        };
+        match resolved {
             ResolvedPath::Found(path, node) => self.region(path, node, access),
             ResolvedPath::Missing(parent, missing) if missing.len() > metadata::MAX_MISSING => {
                 let obstacle = Obstacle { path: parent, errno: libc::ENAMETOOLONG };
@@ -492,6 +496,16 @@ impl<'a> Resolving<'a> {
         let (resolved, trace) = PathTrace::follow(&mut self.resolver, path, access);
         if !trace.is_direct() {
             self.traces.push(trace);
+        }
+        resolved
+    }
+
+    /// Like `follow`, and protects the missing directories that a restricted path leads through.
+    fn follow_and_protect(&mut self, path: &Path, access: AccessMode) -> ResolvedPath {
+        let traces = self.traces.len();
+        let resolved = self.follow(path, access);
+        for trace in &self.traces[traces..] {
+            self.policy.protected.extend(trace.assumed_names());
         }
         resolved
     }
@@ -566,7 +580,7 @@ impl<'a> Resolving<'a> {
     fn own_files(&mut self, paths: &[PathBuf], most: AccessMode) {
         for path in paths {
             // As for a denied path: links on the way are pinned.
-            let (path, node) = match self.follow(path, AccessMode::Deny) {
+            let (path, node) = match self.follow_and_protect(path, AccessMode::Deny) {
                 ResolvedPath::Found(path, node) => (path, node),
                 // Nothing inside may create it for the server to find.
                 ResolvedPath::Missing(parent, missing) => {

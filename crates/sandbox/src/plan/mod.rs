@@ -61,6 +61,17 @@ impl Enforcement {
     pub(crate) fn is_brokered(&self, network_restricted: bool) -> bool {
         !network_restricted && self.rules.is_some() && self.isolation == Isolation::Namespaces
     }
+
+    /// Whether the policy opens devices of the host: all of them, or some by an entry that allows writing.
+    /// What can only be read cannot be controlled.
+    pub(crate) fn has_host_devices(&self) -> bool {
+        let opens = |rule: &Rule| {
+            rule.grant == Grant::Write
+                && rule.path.starts_with("/dev")
+                && !rule.path.starts_with("/dev/shm")
+        };
+        self.rules.as_ref().is_none_or(|rules| rules.iter().any(opens))
+    }
 }
 
 /// The mechanisms in use.

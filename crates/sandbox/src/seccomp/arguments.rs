@@ -5,8 +5,7 @@
 
 use libc::c_long;
 
-use super::Filter;
-use super::numbers;
+use super::{Filter, controls, numbers};
 
 /// A rule refuses a call if all of its conditions hold.
 pub(super) type Rule = &'static [Condition];
@@ -21,11 +20,11 @@ pub(super) struct Condition {
     pub one_of: bool,
 }
 
-const fn one_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
+pub(super) const fn one_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
     Condition { argument, mask, values, one_of: true }
 }
 
-const fn none_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
+pub(super) const fn none_of(argument: u8, mask: u32, values: &'static [u32]) -> Condition {
     Condition { argument, mask, values, one_of: false }
 }
 
@@ -180,39 +179,16 @@ const PRIO_PGRP: u32 = 1;
 const IOPRIO_WHO_PROCESS: u32 = 1;
 const IOPRIO_WHO_PGRP: u32 = 2;
 
-/// Ioctls of file systems, by their type byte: a descriptor open for reading suffices to change flags,
-/// or to create and remove subvolumes, and Landlock covers only ioctls of devices. Ioctls that only
-/// read, or that need a descriptor open for writing, are allowed.
-const METADATA_IOCTLS: Rules = &[
-    // ext4 and ioctls shared with others (`chattr`, verity, encryption). FS_IOC_GETFLAGS and
-    // FS_IOC_FIEMAP read.
-    (
-        &[libc::SYS_ioctl],
-        &[one_of(1, TYPE, &[0x6600]), none_of(1, ALL, &[0x8008_6601, 0xc020_660b])],
-    ),
-    // XFS and ioctls shared with others. FS_IOC_FSGETXATTR reads.
-    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x5800]), none_of(1, ALL, &[0x801c_581f])]),
-    // Inode versions. FS_IOC_GETVERSION reads.
-    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x7600]), none_of(1, ALL, &[0x8008_7601])]),
-    // btrfs. FICLONE, FICLONERANGE and FIDEDUPERANGE write to a descriptor.
-    (
-        &[libc::SYS_ioctl],
-        &[one_of(1, TYPE, &[0x9400]), none_of(1, ALL, &[0x4004_9409, 0x4020_940d, 0xc018_9436])],
-    ),
-    // FAT and f2fs.
-    (&[libc::SYS_ioctl], &[one_of(1, TYPE, &[0x7200, 0xf500])]),
-];
-
-/// The type byte of an ioctl number.
-const TYPE: u32 = 0xff00;
+const LISTED_CONTROLS: Rules = &[(&[libc::SYS_ioctl], controls::LISTED_ONLY)];
+const NO_FILE_SYSTEM_CONTROLS: Rules = &[(&[libc::SYS_ioctl], controls::NOT_OF_FILE_SYSTEMS)];
 
 /// The rules of a filter, in the order they are tried.
 pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
     let network = if filter.network_restricted { NETWORK_RESTRICTED } else { NETWORK_ENABLED };
     let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };
-    let metadata: Rules = if filter.frozen_metadata { METADATA_IOCTLS } else { &[] };
+    let controls = if filter.host_devices { NO_FILE_SYSTEM_CONTROLS } else { LISTED_CONTROLS };
     let brokered: Rules = if filter.brokered { BROKERED } else { &[] };
-    [ALWAYS, network, brokered, processes, metadata]
+    [ALWAYS, network, brokered, processes, controls]
         .into_iter()
         .flatten()
         .flat_map(|(calls, rule)| calls.iter().map(|call| (*call, *rule)))

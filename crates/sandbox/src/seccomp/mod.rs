@@ -8,6 +8,7 @@
 
 mod arguments;
 mod compile;
+mod controls;
 mod numbers;
 mod table;
 #[cfg(test)]
@@ -35,6 +36,8 @@ pub(crate) struct Filter {
     pub frozen_metadata: bool,
     /// Every `connect` goes to the outer process, which decides and makes the connection.
     pub brokered: bool,
+    /// The policy opens devices of the host, beyond the few that every sandbox has.
+    pub host_devices: bool,
 }
 
 impl Filter {
@@ -42,18 +45,20 @@ impl Filter {
         let shared_host = enforcement.isolation == Isolation::LandlockOnly;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
         let brokered = enforcement.is_brokered(network_restricted);
-        Self { network_restricted, shared_host, frozen_metadata, brokered }
+        let host_devices = enforcement.has_host_devices();
+        Self { network_restricted, shared_host, frozen_metadata, brokered, host_devices }
     }
 }
 
 /// The program for a filter, compiled on first use.
 pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     type Compiled = OnceLock<Result<Arc<[Instruction]>, FilterError>>;
-    static PROGRAMS: [Compiled; 16] = [const { OnceLock::new() }; 16];
+    static PROGRAMS: [Compiled; 32] = [const { OnceLock::new() }; 32];
     let index = usize::from(filter.network_restricted)
         | usize::from(filter.shared_host) << 1
         | usize::from(filter.frozen_metadata) << 2
-        | usize::from(filter.brokered) << 3;
+        | usize::from(filter.brokered) << 3
+        | usize::from(filter.host_devices) << 4;
     PROGRAMS[index].get_or_init(|| compile(filter)).clone()
 }
 

@@ -27,11 +27,12 @@ fn names() -> BTreeMap<u32, &'static str> {
 }
 
 fn filters() -> impl Iterator<Item = Filter> {
-    let all = (0..16).map(|bits| Filter {
+    let all = (0..32).map(|bits| Filter {
         network_restricted: bits & 1 != 0,
         shared_host: bits & 2 != 0,
         frozen_metadata: bits & 4 != 0,
         brokered: bits & 8 != 0,
+        host_devices: bits & 16 != 0,
     });
     // Without a network there is nothing to broker.
     all.filter(|filter| !(filter.brokered && filter.network_restricted))
@@ -115,12 +116,25 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
             matches!(int(1), 8 | 10 | 15 | 1024 | 1026 | 1036 | 1038 | 1040)
                 || int(1) == 4 && int(2) & 0o20_000 != 0
         }
-        "ioctl" => {
+        "ioctl" if filter.host_devices => {
             matches!(int(1), 0x540c | 0x5412 | 0x541c | 0x541d | 0x5423 | 0x5452 | 0x8901 | 0x8902)
-                || filter.frozen_metadata
-                    && matches!(int(1) >> 8 & 0xff, 0x66 | 0x58 | 0x76 | 0x94 | 0x72 | 0xf5)
-                    && !READING_IOCTLS.contains(&int(1))
+                || matches!(
+                    int(1) >> 8 & 0xff,
+                    0x58 | 0x66
+                        | 0x68
+                        | 0x6e
+                        | 0x6f
+                        | 0x72
+                        | 0x76
+                        | 0x94
+                        | 0x97
+                        | 0xbc
+                        | 0xcd
+                        | 0xcf
+                        | 0xf5
+                ) && !READING_IOCTLS.contains(&int(1))
         }
+        "ioctl" => !is_harmless_control(int(1)),
         "migrate_pages" | "move_pages" | "process_mrelease" => filter.shared_host,
         "prlimit64" | "sched_setaffinity" | "sched_setscheduler" | "sched_setparam"
         | "sched_setattr" => filter.shared_host && int(0) != 0,
@@ -144,6 +158,30 @@ const READING_IOCTLS: [u32; 7] = [
     0x4020_940d, // FICLONERANGE
     0xc018_9436, // FIDEDUPERANGE
 ];
+
+/// Controls that tell something, or act on what the caller has made: by ranges, where the table has a list.
+fn is_harmless_control(control: u32) -> bool {
+    let (size_and_direction, number) = (control >> 16, control & 0xffff);
+    READING_IOCTLS.contains(&control)
+        || match number {
+            2 | 0x5401..=0x540b | 0x540d..=0x5411 | 0x5413..=0x5415 | 0x541b => {
+                size_and_direction == 0
+            }
+            0x5420..=0x5422 | 0x5424 | 0x5425 | 0x5429 => size_and_direction == 0,
+            0x5441 | 0x5450 | 0x5451 | 0x5460 => size_and_direction == 0,
+            0x542a => size_and_direction == 0x802c,
+            0x542b..=0x542d => size_and_direction == 0x402c,
+            0x5200 | 0x5430 | 0x5432 | 0x5438..=0x5440 => {
+                size_and_direction == 0x8004
+                    && ![0x543a, 0x543b, 0x543c, 0x543d, 0x543e, 0x543f].contains(&number)
+            }
+            0x5431 | 0x5436 => size_and_direction == 0x4004,
+            0x8903..=0x8907 => size_and_direction == 0,
+            0x8910 | 0x8912 | 0x8913 | 0x8915 | 0x8917 | 0x8919 | 0x891b | 0x891d | 0x8921
+            | 0x8927 | 0x8933 | 0x8942 => size_and_direction == 0,
+            _ => false,
+        }
+}
 
 /// Values that some rule distinguishes, and their neighbours.
 const TELLING: &[u32] = &[
@@ -200,6 +238,17 @@ const TELLING: &[u32] = &[
     0x4004_9409,
     0x4020_940d,
     0xc018_9436,
+    0x5401,
+    0x5412,
+    0x5413,
+    0x541b,
+    0x5423,
+    0x5480,
+    0x8927,
+    0x8924,
+    0x802c_542a,
+    0x4008_6602,
+    0x5000_940e,
     0x3d_0f00,
     0x0120_0011,
     0x1000_0011,
@@ -302,7 +351,7 @@ fn foreign_calls_kill_and_unknown_ones_fail_with_enosys() {
 fn programs_are_small() {
     for filter in filters() {
         let length = program(filter).unwrap().len();
-        assert!(length < 400, "{filter:?}: {length}");
+        assert!(length < 480, "{filter:?}: {length}");
     }
     let mut programs: Vec<_> = filters().map(|filter| program(filter).unwrap()).collect();
     programs.sort();

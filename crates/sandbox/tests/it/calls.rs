@@ -149,6 +149,22 @@ const BY_ARGUMENTS: &[Trial] = &[
     trial(libc::SYS_fcntl, &[OPEN, Int(10), Int(libc::SIGKILL as u64)], Outside),
     trial(libc::SYS_fcntl, &[OPEN, Int(15), Word("%8")], Outside),
     trial(libc::SYS_ioctl, &[OPEN, Int(libc::FIOASYNC), Word("%8")], Outside),
+    // Controls of file systems take a descriptor that is open for reading: flags, and a question.
+    trial(
+        libc::SYS_ioctl,
+        &[OPEN, Int(0x4008_6602), Word("%8")],
+        Sibling(&[OPEN, Int(0x8008_6601), Word("%8")]),
+    ),
+    // Snapshots and subvolumes of btrfs, keys and policies of encryption, subvolumes of bcachefs, and a
+    // number that means nothing yet.
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_9401), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_9417), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x5000_940f), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x4008_941a), Word("%8")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0xc040_6618), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x800c_6613), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x4020_bc10), Word("%64")], Outside),
+    trial(libc::SYS_ioctl, &[OPEN, Int(0x4008_ab7f), Word("%8")], Outside),
     // Terminals; on another file the kernel would report that.
     trial(
         libc::SYS_ioctl,
@@ -249,12 +265,6 @@ const LANDLOCK_ONLY: &[Trial] = &[
     trial(libc::SYS_utimes, &[FILE, Plain(0)], Outside),
     #[cfg(target_arch = "x86_64")]
     trial(libc::SYS_futimesat, &[Plain(HERE), FILE, Plain(0)], Outside),
-    // FS_IOC_SETFLAGS, which takes a descriptor that is open for reading; FS_IOC_GETFLAGS.
-    trial(
-        libc::SYS_ioctl,
-        &[OPEN, Int(0x4008_6602), Word("%8")],
-        Sibling(&[OPEN, Int(0x8008_6601), Word("%8")]),
-    ),
     trial(libc::SYS_shmget, &[Plain(0), Plain(4096), Plain(0o1600)], Outside),
     trial(libc::SYS_shmdt, &[Plain(0)], Outside),
     trial(libc::SYS_msgget, &[Plain(0), Plain(0o1600)], Outside),

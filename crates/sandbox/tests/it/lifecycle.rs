@@ -307,6 +307,87 @@ fn placeholder_left_by_a_crash_is_reused() {
     }
 }
 
+/// Directories pass their set-group-ID bit and their default ACL on to what is created in them, which
+/// may leave a placeholder that its owner can neither enter nor list.
+#[test]
+fn placeholders_are_recognized_whatever_a_directory_passes_on() {
+    let mut state = 11u64;
+    let mut bits = move |mask: u32| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as u32 & mask
+    };
+    for user in users() {
+        for round in 0..24 {
+            let world = World::new(user);
+            let mode = 0o755 | bits(0o2000);
+            std::fs::set_permissions(&world.work, PermissionsExt::from_mode(mode)).unwrap();
+            let rights = [bits(7), bits(7), bits(7)];
+            if round % 3 > 0 {
+                set_default_acl(&world.work, rights);
+            }
+            // Left by a sandbox that was killed, of this or of an earlier version.
+            let left = 0o1000 | bits(0o2755);
+            if round % 2 > 0 {
+                std::fs::create_dir(world.work.join(".git")).unwrap();
+                world.own();
+                let left = PermissionsExt::from_mode(left);
+                std::fs::set_permissions(world.work.join(".git"), left).unwrap();
+            }
+            let missing = world.work.join("a/b/c");
+            let policy = managed(vec![
+                root(AccessMode::Read),
+                project(AccessMode::Write),
+                at(&missing, AccessMode::Deny),
+            ]);
+            let done = world.shell(policy, "test -d .git && ! touch .git/x && ! mkdir a/b/c");
+            let told = format!("{user:?} {mode:o} {rights:?} {left:o}: {done:?}");
+            assert_eq!(done.code, 0, "{told}");
+            assert_eq!(names(&world.work), [""; 0], "{told}");
+        }
+    }
+}
+
+/// Limits what is created in a directory to these rights of owner, group and others.
+fn set_default_acl(directory: &Path, rights: [u32; 3]) {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, rights) in [1u16, 4, 0x20].into_iter().zip(rights) {
+        list.extend(tag.to_le_bytes());
+        list.extend((rights as u16).to_le_bytes());
+        list.extend(u32::MAX.to_le_bytes());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(directory, "system.posix_acl_default", &list, flags).unwrap();
+}
+
+/// The processes of a sandbox count for the user outside too: one sandbox must leave some to others.
+#[test]
+fn sandbox_gets_at_most_half_of_the_users_processes() {
+    for user in users() {
+        let world = World::new(user);
+        for (own, inside) in [("4000", "2000"), ("30000", "8192")] {
+            let script = "awk '/Max processes/ { print $3, $4 }' /proc/self/limits";
+            for landlock_only in [false, true] {
+                let policy = if landlock_only { read_only() } else { workspace() };
+                let server =
+                    world.server(&world.context(policy), &world.work, ["sh", "-c", script]);
+                let mut limited = std::process::Command::new("prlimit");
+                limited.arg(format!("--nproc={own}:{own}")).arg(server.get_program());
+                limited.args(server.get_args());
+                world.clothe(&mut limited);
+                if landlock_only {
+                    limited.env("TEST_LANDLOCK_ONLY", "1");
+                }
+                let done = finish(&mut limited);
+                assert_eq!(done.out, format!("{inside} {inside}\n"), "{user:?}: {done:?}");
+            }
+        }
+    }
+}
+
+fn read_only() -> PermissionProfile {
+    managed(vec![root(AccessMode::Read)])
+}
+
 /// A name stays protected until the last sandbox that protects it has ended.
 #[test]
 fn placeholders_are_shared() {

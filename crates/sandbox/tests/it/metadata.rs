@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
-use codex_linux_sandbox::decide::policy::{PolicyError, Resolved};
+use codex_linux_sandbox::decide::policy::{PolicyError, ProtectedName, Resolved, ResolvedPolicy};
 
 use super::decisions::{Entry, Tree, context, path_entry, resolved, tried};
 use super::support::{project, root};
@@ -233,4 +233,55 @@ fn metadata_leading_to_a_writable_directory_around_the_root_is_refused() {
     let mut asked = context(vec![path_entry("/p/hooks", AccessMode::Write)]);
     asked.workspace_roots = vec!["/p/hooks".parse().unwrap()];
     assert!(tried(&tree, &asked, &[]).is_err());
+}
+
+/// `missing/..` leads nowhere, until a placeholder or a command creates the missing name: then it leads
+/// to what is behind it.
+#[test]
+fn targets_behind_missing_directories_are_protected() {
+    let missing = |policy: &ResolvedPolicy| -> Vec<PathBuf> {
+        let path =
+            |name: &ProtectedName| name.parent.join(name.missing.iter().collect::<PathBuf>());
+        policy.protected.iter().map(path).collect()
+    };
+    for (name, lead) in [
+        ("/w/.git", Entry::File("gitdir: nope/../gd\n")),
+        ("/w/.git", Entry::File("gitdir: nope/a/b/../../../gd\n")),
+        ("/w/.git", Entry::Link("nope/../gd")),
+        ("/w/.git", Entry::Link("sub/nope/../../gd")),
+        ("/w/.git", Entry::Link("nope/../link")),
+        ("/w/.git/commondir", Entry::File("../nope/../gd")),
+        ("/w/.git/hooks", Entry::Link("../nope/../gd")),
+        ("/w/.git/objects/info", Entry::Link("../../nope/../gd")),
+        ("/w/.git/hooks/pre-commit", Entry::Link("../../nope/../gd")),
+        ("/w/.codex", Entry::Link("nope/../gd")),
+        ("/w/.agents/x", Entry::Link("../nope/../gd")),
+    ] {
+        for exists in [false, true] {
+            let lead = match lead {
+                Entry::File(text) => Entry::File(text),
+                Entry::Link(target) => Entry::Link(target),
+                _ => unreachable!(),
+            };
+            let mut nodes = vec![
+                (name, lead),
+                ("/w/sub", Entry::Directory),
+                ("/w/link", Entry::Link("nope/../gd")),
+            ];
+            if exists {
+                nodes.push(("/w/gd/hooks", Entry::Directory));
+            }
+            let tree = Tree::new(nodes);
+            let policy =
+                resolved(&tree, &context(vec![root(AccessMode::Read), project(AccessMode::Write)]));
+            let held = missing(&policy);
+            let holds_missing = held.iter().any(|path| path.iter().any(|name| name == "nope"));
+            assert!(holds_missing, "{name}: {held:?}");
+            if exists {
+                assert_eq!(policy.access.access(Path::new("/w/gd/hooks/x")), AccessMode::Read);
+            } else {
+                assert!(held.contains(&"/w/gd".into()), "{name}: {held:?}");
+            }
+        }
+    }
 }

@@ -19,23 +19,39 @@ enum Place {
     Nowhere,
 }
 
+/// A path that must lead somewhere now.
 fn follow(path: &Path) -> Place {
+    let mut assumed = Vec::new();
+    match follow_lead(path, &mut assumed) {
+        place if assumed.is_empty() => place,
+        _ => Place::Nowhere,
+    }
+}
+
+/// A path that somebody else may follow later: a missing name before a `..` may be a directory by then,
+/// and is one that may not come into being.
+fn follow_lead(path: &Path, assumed: &mut Vec<PathBuf>) -> Place {
     let mut pending: Vec<PathBuf> = path.components().rev().map(|c| c.as_os_str().into()).collect();
     let mut here = PathBuf::from("/");
     let mut links = 0;
     while let Some(name) = pending.pop() {
         match name.components().next() {
             Some(Component::RootDir) => here = "/".into(),
-            Some(Component::ParentDir) => _ = here.pop(),
+            Some(Component::ParentDir) => {
+                if here.symlink_metadata().is_err() {
+                    assumed.push(here.clone());
+                }
+                here.pop();
+            }
             Some(Component::CurDir) | None => {}
             _ => {
                 here.push(&name);
                 let Ok(found) = here.symlink_metadata() else {
-                    if here.parent().is_some_and(|parent| !parent.is_dir()) {
+                    let existing = here.ancestors().find(|it| it.symlink_metadata().is_ok());
+                    if existing.is_some_and(|above| !above.is_dir()) {
                         return Place::Nowhere;
                     }
-                    here.extend(pending.iter().rev());
-                    return Place::Missing(here);
+                    continue;
                 };
                 if found.is_symlink() {
                     links += 1;
@@ -51,7 +67,10 @@ fn follow(path: &Path) -> Place {
             }
         }
     }
-    Place::Found(here)
+    match here.symlink_metadata() {
+        Ok(_) => Place::Found(here),
+        Err(_) => Place::Missing(here),
+    }
 }
 
 /// One policy, resolved.
@@ -184,7 +203,7 @@ impl Resolved {
                 resolved.pinned.push(path.clone());
                 let mut place = Place::Found(path.clone());
                 if found.is_symlink() {
-                    place = follow(&path);
+                    place = follow_lead(&path, &mut missing);
                 }
                 match place {
                     Place::Found(path) => {
@@ -241,7 +260,7 @@ fn pointed_to(
     let Some(target) = text.strip_prefix("gitdir: ").and_then(|rest| rest.lines().next()) else {
         return;
     };
-    match follow(&file.parent().unwrap().join(target)) {
+    match follow_lead(&file.parent().unwrap().join(target), missing) {
         Place::Found(path) => {
             // An entry that names the repository decides on it.
             if let Ok(common) = std::fs::read_to_string(path.join("commondir"))
@@ -280,7 +299,7 @@ fn linked_from(
     for directory in all {
         let Ok(names) = std::fs::read_dir(directory) else { continue };
         for link in names.map(|name| name.unwrap().path()).filter(|path| path.is_symlink()) {
-            match follow(&link) {
+            match follow_lead(&link, missing) {
                 Place::Found(path) => kept.push(path),
                 Place::Missing(path) => missing.push(path),
                 Place::Nowhere => {}

@@ -156,9 +156,10 @@ impl Tree {
         let kind = random.below(14);
         self.plain &= kind < 8;
         let elsewhere = self.any_directory(random);
-        let spelled = |random: &mut Random, target: &str| match random.below(3) {
+        let spelled = |random: &mut Random, target: &str| match random.below(4) {
             0 => target.to_owned(),
             1 => format!("/..{target}"),
+            2 => through_missing(root, target),
             _ => relative(root, target),
         };
         match kind {
@@ -235,8 +236,9 @@ impl Tree {
         if random.percent(10) {
             target.push_str("/missing");
         }
-        let target = match random.below(4) {
+        let target = match random.below(5) {
             0 | 1 => target,
+            4 => through_missing(place, &target),
             2 => format!("/..{target}"),
             _ => relative(place, &target),
         };
@@ -269,6 +271,11 @@ impl Tree {
 pub(super) fn is_unknown(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with('n') && name.ends_with('q') && name.contains('z')
+}
+
+/// A path as seen from a directory, through a name in it that does not exist.
+fn through_missing(from: &str, to: &str) -> String {
+    format!("absent/../{}", relative(from, to))
 }
 
 /// A path as seen from a directory.
