@@ -63,12 +63,15 @@ impl Confiner {
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
+        only_reads: bool,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
         let confining = self.0.clone();
         async move {
             match (context.filter(restricts), confining) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(confining)) => confining.helpers.backend(context).await,
+                (Some(context), Some(confining)) => {
+                    confining.helpers.backend(context, only_reads).await
+                }
                 (Some(_), None) => Err(FileError::Sandbox { reason: NOT_OFFERED.into() }),
             }
         }
