@@ -321,6 +321,8 @@ pub struct Planned {
     resolved: Arc<Resolved>,
     /// Its writable directories have been added to the history.
     recorded: Arc<AtomicBool>,
+    /// The plan for requests that only read, once there was one.
+    for_reading: Arc<OnceLock<Planned>>,
 }
 
 impl Planned {
@@ -441,7 +443,29 @@ impl Sandbox {
             enforcement: Arc::new(enforcement),
             resolved: Arc::new(resolved),
             recorded: Arc::default(),
+            for_reading: Arc::default(),
         }))
+    }
+
+    /// The plan of the same policy for a helper that only reads: nothing is writable, so it creates
+    /// neither placeholders nor missing roots. Which links are trusted is decided already, by the policy
+    /// as it is.
+    pub fn for_reading(&self, planned: &Planned) -> Result<Planned, PrepareError> {
+        let Resolved::Restricted(policy) = &*planned.resolved else { return Ok(planned.clone()) };
+        if let Some(planned) = planned.for_reading.get() {
+            return Ok(planned.clone());
+        }
+        let resolved = Resolved::Restricted(Box::new(policy.for_reading()));
+        let (facts, limits) = (HostFacts::default(), &self.config.limits);
+        let built = plan::build(&resolved, &facts, &self.capabilities, limits)?;
+        let Some(enforcement) = built else { return Ok(planned.clone()) };
+        let reading = Planned {
+            enforcement: Arc::new(enforcement),
+            resolved: Arc::new(resolved),
+            recorded: Arc::default(),
+            for_reading: Arc::default(),
+        };
+        Ok(planned.for_reading.get_or_init(|| reading).clone())
     }
 
     /// Plans and launches a request. First creates missing writable roots as directories: a missing

@@ -59,8 +59,8 @@ impl Files {
         {
             return request.respond_without_waiting(result.map_err(RpcError::from));
         }
-        let backend =
-            self.confiner.backend(sandbox.filter(|_| R::METHOD.touches() == Touches::Paths));
+        let sandbox = sandbox.filter(|_| R::METHOD.touches() == Touches::Paths);
+        let backend = self.confiner.backend(sandbox, params.only_reads());
         let result = self.connection.call_in(backend, params);
         // Polling once enters the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());

@@ -64,12 +64,15 @@ impl Confiner {
     pub(crate) fn backend(
         &self,
         context: Option<SandboxContext>,
+        only_reads: bool,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
         let enforcer = self.0.clone();
         async move {
             match (context.filter(restricts), enforcer) {
                 (None, _) => Ok(Backend::Here),
-                (Some(context), Some(enforcer)) => enforcer.helpers.backend(context).await,
+                (Some(context), Some(enforcer)) => {
+                    enforcer.helpers.backend(context, only_reads).await
+                }
                 (Some(_), None) => Err(FileError::Sandbox { reason: UNAVAILABLE.into() }),
             }
         }

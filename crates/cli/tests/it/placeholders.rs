@@ -1,7 +1,7 @@
 //! The placeholders that a sandbox puts into a workspace are gone when it ends, however it ends and whichever
 //! process is killed.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -78,6 +78,71 @@ async fn write_in(client: &mut Client, workspace: &Path) {
     assert!(answer.get("error").is_none(), "{answer}");
     assert_eq!(names(workspace), [".agents", ".codex", ".git", "file"]);
     std::fs::remove_file(workspace.join("file")).unwrap();
+}
+
+/// Tools outside would take a placeholder for a repository, or fail to remove the directory.
+#[tokio::test]
+async fn requests_that_only_read_create_nothing() {
+    let base = workspace();
+    let workspace = base.path().join("work");
+    std::fs::create_dir(&workspace).unwrap();
+    std::fs::write(workspace.join("f"), "text").unwrap();
+    let uri = |path: &Path| format!("file://{}", path.display());
+    let (root, file) = (uri(&workspace), uri(&workspace.join("f")));
+    let special = |kind: &str, access: &str| json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access});
+    let missing = json!({"type": "path", "path": uri(&base.path().join("missing"))});
+    let entries = json!([
+        special("root", "read"),
+        special("project_roots", "write"),
+        {"path": missing, "access": "write"},
+    ]);
+    let sandbox = json!({
+        "permissions": {
+            "type": "managed",
+            "file_system": {"type": "restricted", "entries": entries},
+            "network": "restricted",
+        },
+        "cwd": root,
+        "workspaceRoots": [root],
+    });
+    let options = json!({"maxDepth": 9, "maxDirectories": 99, "maxEntries": 99,
+                         "followDirectorySymlinks": false});
+    let times = || {
+        let found = workspace.metadata().unwrap();
+        [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()]
+    };
+    let before = times();
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    for (method, params) in [
+        ("fs/readFile", json!({"path": file})),
+        ("fs/getMetadata", json!({"path": file})),
+        ("fs/readDirectory", json!({"path": root})),
+        ("fs/canonicalize", json!({"path": file})),
+        ("fs/walk", json!({"path": root, "options": options})),
+        ("fs/open", json!({"handleId": "h", "path": file})),
+        ("fs/search", json!({"path": root, "pattern": "text"})),
+        ("fs/glob", json!({"path": root, "patterns": ["*"]})),
+        ("fs/watch", json!({"watchId": 2, "path": root})),
+        ("fs/watchMissing", json!({"watchId": 3, "missing": [uri(&workspace.join("g"))]})),
+    ] {
+        let mut params = params;
+        params["sandbox"] = sandbox.clone();
+        let answer = client.call(method, params).await;
+        assert!(answer.get("error").is_none(), "{method}: {answer}");
+        assert_eq!(names(&workspace), ["f"], "{method}");
+        assert_eq!(names(base.path()), ["work"], "{method}");
+        assert_eq!(times(), before, "{method}");
+    }
+    // Under the same policy a change is possible, and the names are protected.
+    let new = uri(&workspace.join("new"));
+    let params = json!({"path": new, "dataBase64": "", "sandbox": sandbox});
+    let answer = client.call("fs/writeFile", params).await;
+    assert!(answer.get("error").is_none(), "{answer}");
+    assert_eq!(names(&workspace), [".agents", ".codex", ".git", "f", "new"]);
+    let git = uri(&workspace.join(".git/x"));
+    let params = json!({"path": git, "dataBase64": "", "sandbox": sandbox});
+    assert!(client.call("fs/writeFile", params).await.get("error").is_some());
 }
 
 #[test]

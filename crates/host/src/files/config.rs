@@ -71,7 +71,8 @@ pub struct FilesConfig {
     /// How often `fs/watchMissing` checks by itself, for filesystems without notifications (default: 2
     /// s).
     pub missing_recheck: Duration,
-    /// Cached helper processes, one per policy (default: 32); the least recently used one is dropped.
+    /// Cached helper processes, up to two per policy: one for reading, one for changes (default: 32); the
+    /// least recently used one is dropped.
     pub max_helpers: usize,
     /// How long an unused helper is kept (default: 60 s).
     pub helper_idle: Duration,

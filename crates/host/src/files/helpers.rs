@@ -1,4 +1,4 @@
-//! A cache of helpers: one sandboxed process per recently used policy.
+//! A cache of helpers: per recently used policy one sandboxed process for reading and one for changes.
 //!
 //! Invariant: a request runs in a helper that was built for exactly its policy, on the files and mounts
 //! that the policy refers to now. Each request's policy is resolved, or its cached plan verified; the
@@ -83,21 +83,30 @@ impl Helpers {
         Self(Arc::new(Inner { sandbox, host, config, entries: Mutex::default() }))
     }
 
-    /// The backend for a request under `context`.
-    pub async fn backend(&self, context: SandboxContext) -> Result<Backend, FileError> {
+    /// The backend for a request under `context`. One that only reads runs in a helper of its own, which
+    /// creates nothing in the file system, not even placeholders.
+    pub async fn backend(
+        &self,
+        context: SandboxContext,
+        only_reads: bool,
+    ) -> Result<Backend, FileError> {
         let context = Arc::new(context);
-        match self.helper(context.clone()).await {
+        match self.helper(context.clone(), only_reads).await {
             Err(Refused::Changed(_)) => {
                 self.0.sandbox.forget_plans();
-                Ok(self.helper(context).await?)
+                Ok(self.helper(context, only_reads).await?)
             }
             answer => Ok(answer?),
         }
     }
 
-    async fn helper(&self, context: Arc<SandboxContext>) -> Result<Backend, Refused> {
+    async fn helper(
+        &self,
+        context: Arc<SandboxContext>,
+        only_reads: bool,
+    ) -> Result<Backend, Refused> {
         let sandbox = self.0.sandbox.clone();
-        let planned = pool::blocking(move || sandbox.plan_helper(&context));
+        let planned = pool::blocking(move || sandbox.plan_helper(&context, only_reads));
         let planned = planned.await.map_err(|error| refused(&error))?;
         let Some(planned) = planned.map_err(|error| refused(&error))? else {
             return Ok(Backend::Here);

@@ -5,7 +5,9 @@
 
 use bytes::Bytes;
 use codex_exec_server_protocol::files::*;
-use codex_exec_server_protocol::{FileMethod, Order, SandboxContext, file_methods};
+use codex_exec_server_protocol::{
+    Call, Effect, FileMethod, Order, SandboxContext, call, file_methods,
+};
 use serde::{Deserialize, Serialize};
 
 use super::FileError;
@@ -41,6 +43,9 @@ pub trait FileRequest: Into<Operation> + Send + 'static {
 
     /// Removes and returns the sandbox of the request.
     fn take_sandbox(&mut self) -> Option<SandboxContext>;
+
+    /// Whether the request changes no file.
+    fn only_reads(&self) -> bool;
 
     /// Extracts the response from the outcome of this request's operation.
     fn response(outcome: Outcome) -> Result<Self::Response, FileError>;
@@ -91,6 +96,12 @@ macro_rules! operations {
 
                 fn take_sandbox(&mut self) -> Option<SandboxContext> {
                     self.sandbox.take()
+                }
+
+                fn only_reads(&self) -> bool {
+                    // Opening a handle waits like a change, and changes nothing if it is for reading.
+                    Self::METHOD.order() != Order::Change
+                        || <call::$call as Call>::effect(self) == Effect::Reads
                 }
 
                 fn response(outcome: Outcome) -> Result<Self::Response, FileError> {

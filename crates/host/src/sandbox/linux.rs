@@ -40,10 +40,17 @@ impl SandboxBackend for NativeSandbox {
         self.0.capabilities().assurance()
     }
 
-    fn plan_helper(&self, context: &SandboxContext) -> Result<Option<Planned>, PrepareError> {
+    fn plan_helper(
+        &self,
+        context: &SandboxContext,
+        only_reads: bool,
+    ) -> Result<Option<Planned>, PrepareError> {
         let tmpdir = std::env::var_os("TMPDIR");
         let around = Surroundings { cwd: None, tmpdir: tmpdir.as_deref() };
-        Ok(self.0.plan(context, around)?.filter(Planned::restricts_files))
+        match self.0.plan(context, around)?.filter(Planned::restricts_files) {
+            Some(planned) if only_reads => self.0.for_reading(&planned).map(Some),
+            planned => Ok(planned),
+        }
     }
 
     fn key(plan: &Planned) -> PolicyKey {

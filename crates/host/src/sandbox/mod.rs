@@ -54,7 +54,12 @@ pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
     fn assurance(&self) -> Option<Assurance>;
 
     /// Resolves a policy for a helper; `None` if the policy restricts no files. Reads the file system.
-    fn plan_helper(&self, context: &SandboxContext) -> Result<Option<Self::Plan>, Self::Refusal>;
+    /// A helper that `only_reads` leaves no trace in it.
+    fn plan_helper(
+        &self,
+        context: &SandboxContext,
+        only_reads: bool,
+    ) -> Result<Option<Self::Plan>, Self::Refusal>;
 
     /// The key of the helper that can serve this plan.
     fn key(plan: &Self::Plan) -> Self::Key;

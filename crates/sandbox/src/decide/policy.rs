@@ -668,6 +668,32 @@ fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
 }
 
 impl ResolvedPolicy {
+    /// The same policy with nothing writable but devices: it allows reading exactly what this one does,
+    /// and has no names to protect.
+    pub(crate) fn for_reading(&self) -> Self {
+        let mut policy = self.clone();
+        let is_device = |path: &Path| {
+            is_within(path, Path::new("/dev")) && !is_within(path, Path::new("/dev/shm"))
+        };
+        for (path, region) in &mut policy.regions {
+            if region.access == AccessMode::Write && !is_device(path) {
+                region.access = AccessMode::Read;
+            }
+        }
+        for (path, access) in self.access.iter() {
+            if access == AccessMode::Write && !is_device(path) {
+                policy.access.set(path.to_owned(), AccessMode::Read);
+            }
+        }
+        let access = &policy.access;
+        let is_writable = |path: &Path| access.access(path) == AccessMode::Write;
+        policy.protected.retain(|name| is_writable(&name.parent));
+        policy.pinned_links.retain(|link, _| parent(link).is_some_and(is_writable));
+        policy.pinned_directories.retain(|directory| parent(directory).is_some_and(is_writable));
+        policy.missing_roots.clear();
+        policy
+    }
+
     /// The file at a region, or at a directory above one.
     pub fn node(&self, path: &Path) -> Option<Node> {
         match self.known.get(path.as_os_str()) {

@@ -11,6 +11,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use codex_exec_server_protocol::{AccessMode, PermissionProfile};
+use codex_linux_sandbox::decide::policy::Surroundings;
+use codex_linux_sandbox::plan::Operation;
 use codex_linux_sandbox::{Cleanup, Command, Config, Failure, Prepared, Request, Sandbox, Stage};
 
 use super::support::*;
@@ -386,6 +388,40 @@ fn sandbox_gets_at_most_half_of_the_users_processes() {
 
 fn read_only() -> PermissionProfile {
     managed(vec![root(AccessMode::Read)])
+}
+
+/// A helper that only reads has nothing to protect, so it needs no placeholders; what is denied stays so.
+#[test]
+fn plan_for_reading_writes_and_creates_nothing() {
+    let world = World::new(User::Own);
+    std::fs::create_dir(world.work.join("den")).unwrap();
+    let context = world.context(managed(vec![
+        root(AccessMode::Read),
+        project(AccessMode::Write),
+        at(&world.work.join("den"), AccessMode::Deny),
+        at(&world.work.join("den/missing"), AccessMode::Write),
+        at(&world.base.join("missing"), AccessMode::Write),
+    ]));
+    let sandbox = sandbox();
+    let planned = sandbox.plan(&context, Surroundings::default()).unwrap().unwrap();
+    let reading = sandbox.for_reading(&planned).unwrap();
+    assert_ne!(planned.key(), reading.key());
+    assert_eq!(sandbox.for_reading(&planned).unwrap().key(), reading.key());
+    assert!(!planned.enforcement().tree.placeholders.is_empty());
+    let tree = &reading.enforcement().tree;
+    assert_eq!(tree.placeholders, []);
+    let den = world.work.join("den");
+    let denies = |operation: &Operation| match operation {
+        Operation::Mask { path, .. } | Operation::Skeleton { path, .. } => *path == den,
+        _ => false,
+    };
+    assert!(tree.operations.iter().any(denies), "{:?}", tree.operations);
+    let writes = |operation: &Operation| match operation {
+        Operation::Bind { writable, device, .. } => *writable && !device,
+        _ => false,
+    };
+    assert!(!tree.operations.iter().any(writes), "{:?}", tree.operations);
+    assert!(!world.base.join("missing").exists());
 }
 
 /// A name stays protected until the last sandbox that protects it has ended.
