@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use codex_exec_server_protocol::{
-    AccessMode, FileSystemPath, FileSystemPolicy, MissingPathBehavior, NetworkPolicy, PathUri,
-    PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
+    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, MissingPathBehavior,
+    NetworkPolicy, PathUri, PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
 };
 
 use super::access::AccessMap;
@@ -164,6 +164,8 @@ pub struct ResolvedPolicy {
     pub missing_roots: Vec<MissingRoot>,
     /// The policy's own bound kept patterns from being expanded as deep as they go.
     pub globs_cut: bool,
+    /// The host's devices stay: the entries restrict nothing.
+    pub host_devices: bool,
     /// Whether the network can be reached.
     pub network: NetworkPolicy,
 }
@@ -248,6 +250,7 @@ pub fn resolve(
         context.workspace_roots.iter().map(PathUri::as_path).collect()
     };
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
+    resolving.policy.host_devices = grants_everything(file_system);
     let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
     let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
@@ -299,6 +302,15 @@ pub fn resolve(
     // Nor does one below another that may not come into being.
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing.starts_with(&b.missing));
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
+}
+
+/// Whether the entries let everything be written, and nothing else: that restricts no path, whatever more
+/// of them say that something may be written.
+fn grants_everything(file_system: &RestrictedFileSystem) -> bool {
+    let root = FileSystemPath::Special { value: SpecialPath::Root };
+    let is_write = |entry: &FileSystemEntry| entry.access == AccessMode::Write;
+    file_system.entries.iter().all(is_write)
+        && file_system.entries.iter().any(|entry| entry.path == root)
 }
 
 /// A policy that leaves the file system as it is: all of it is writable, but for the server's credentials.
@@ -368,6 +380,7 @@ impl<'a> Resolving<'a> {
             known: HashMap::new(),
             missing_roots: Vec::new(),
             globs_cut: false,
+            host_devices: false,
             network,
         };
         Self { resolver: Resolver::new(facts), policy, ways: Vec::new(), own: Own::default() }
