@@ -5,7 +5,9 @@
 //! so its output comes by `process_read`; a watch ends with its connection; and whoever watches
 //! [subscribes](ExecServerClient::subscribe) first.
 
+use codex_exec_server_protocol::discovery::*;
 use codex_exec_server_protocol::environment::{EnvironmentStatusParams, EnvironmentStatusResponse};
+use codex_exec_server_protocol::environment_config::*;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
 use codex_exec_server_protocol::process::*;

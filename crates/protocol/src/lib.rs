@@ -7,9 +7,11 @@
 //! ignored.
 
 mod base64_bytes;
+pub mod discovery;
 pub mod encode;
 mod envelope;
 pub mod environment;
+pub mod environment_config;
 pub mod error;
 pub mod files;
 pub mod http;
@@ -32,7 +34,7 @@ pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{
     AccessMode, Assurance, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,
     MissingPathBehavior, NetworkPolicy, PermissionProfile, RestrictedFileSystem, SandboxContext,
-    SpecialPath,
+    SandboxOverride, SpecialPath,
 };
 
 /// Parses params of a request or notification: absent and `null` are `{}`.

@@ -410,7 +410,7 @@ impl Serving {
         params: Option<&RawValue>,
         attached: Attached,
     ) {
-        use crate::process;
+        use crate::{environment, process};
         let server = &self.server;
         let session = &attached.session;
         macro_rules! parsed {
@@ -457,6 +457,21 @@ impl Serving {
             }
             Method::EnvironmentStatus => {
                 request.answer(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
+            }
+            Method::EnvironmentConfigRead => {
+                let params = parsed!(call::EnvironmentConfigRead);
+                let answer = environment::config(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
+            }
+            Method::CapabilityRootsDiscover => {
+                let params = parsed!(call::CapabilityRootsDiscover);
+                let answer = environment::roots(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
+            }
+            Method::CapabilitiesDiscover => {
+                let params = parsed!(call::CapabilitiesDiscover);
+                let answer = environment::installed(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);

@@ -11,6 +11,7 @@ mod answers;
 mod auth;
 mod config;
 mod connection;
+mod environment;
 mod files;
 #[cfg(feature = "remote")]
 mod forward;
@@ -42,6 +43,7 @@ pub use run::{ExecServerRuntimePaths, RunError, run, run_main, told_to_stop};
 pub use server::Server;
 
 // The types of the configuration's fields, and of what a server serves.
+pub use codex_exec_host::environment::EnvironmentPlaces;
 pub use codex_exec_host::files::FilesConfig;
 pub use codex_exec_host::main_if_reentered;
 pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod discovery;
 mod endings;
 mod environment;
+mod environment_config;
 mod errors;
 mod fetches;
 mod flow;
