@@ -24,6 +24,7 @@ mod proxy;
 mod remote;
 mod rendezvous;
 mod renewal;
+mod root_write;
 mod run;
 mod sandbox;
 mod sessions;
