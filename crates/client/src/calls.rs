@@ -4,7 +4,9 @@
 //! these bare requests: a bare `process_start` has no handle, so its output comes from `process_read`; a
 //! bare watch ends with its connection and needs a [subscription](ExecServerClient::subscribe) first.
 
+use codex_exec_server_protocol::discovery::*;
 use codex_exec_server_protocol::environment::{EnvironmentStatusParams, EnvironmentStatusResponse};
+use codex_exec_server_protocol::environment_config::*;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
 use codex_exec_server_protocol::process::*;

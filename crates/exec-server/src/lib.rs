@@ -44,10 +44,10 @@
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
     Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
-    ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline,
-    ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, RunError,
-    Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener, main_if_reentered, run,
-    run_main, shutdown_signal,
+    EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
+    KeepAlive, Lifeline, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles,
+    ProcessConfig, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
+    main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.

@@ -1,6 +1,7 @@
 //! Processes and files on this machine.
 
 pub mod buffer;
+pub mod environment;
 pub mod files;
 pub mod machine;
 pub mod peer;

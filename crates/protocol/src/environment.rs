@@ -17,6 +17,9 @@ pub struct EnvironmentInfo {
     pub shell: ShellInfo,
     /// The server's version.
     pub executor_version: String,
+    /// Which implementation this is; the same on every machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider_id: Option<String>,
     /// The server's working directory, if it exists.
     pub cwd: Option<PathUri>,
     /// The home directory of the server's user.
@@ -74,11 +77,17 @@ macro_rules! capabilities {
 capabilities! {
     /// `networkProxy` of `process/start`.
     network_proxy_launch,
-    /// Discovery of skills and the like under a sandbox.
+    /// `reviewDomains` of a network proxy.
+    network_proxy_review_domains,
+    /// `credentialMasking` of a network proxy.
+    credential_masking,
+    /// `credentialProviders` of a network proxy.
+    credential_masking_custom_providers,
+    /// `sandbox` of `capabilityRoots/discoverV1`.
     capability_discovery_sandbox,
-    /// The second revision of that discovery.
+    /// `capabilities/discoverV2`.
     capability_discovery_v2,
-    /// Reading of the environment's own configuration.
+    /// `environmentConfig/read`.
     environment_config_read,
     /// `valueEnvVar` of `http/request`.
     http_header_env_vars,
@@ -90,6 +99,13 @@ capabilities! {
     fs_watch_missing,
     /// `shellSnapshot` of `process/start`.
     shell_snapshot_v2,
+    /// A sandbox of Windows.
+    windows_mxc,
+    /// Permission to write everywhere, without restrictions, leaves the host's `/dev` in place.
+    linux_root_write_preserves_devices,
+    /// Permission to write everywhere keeps the denials beside it, and explicit permissions for paths
+    /// that do not exist change nothing.
+    linux_approved_root_write_preserves_restrictions,
     /// **extension**: `process/resize`, and `size` of `process/start`.
     process_resize,
     /// **extension**: `process/list`.

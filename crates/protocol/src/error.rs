@@ -139,6 +139,8 @@ kinds! {
     Cancelled "cancelled" [INTERNAL_ERROR];
     /// `http/request` got no answer, or not all of it.
     HttpFailed "httpFailed" [INTERNAL_ERROR];
+    /// A configuration file of the server cannot be used.
+    InvalidConfig "invalidConfig" [INTERNAL_ERROR];
     /// Any other error of the system.
     IoError "ioError" [INTERNAL_ERROR];
     /// The server failed; its log says more.

@@ -6,9 +6,11 @@
 //! It writes the newest revision, accepts every revision, and ignores unknown members.
 
 mod base64_bytes;
+pub mod discovery;
 pub mod encode;
 mod envelope;
 pub mod environment;
+pub mod environment_config;
 pub mod error;
 pub mod files;
 pub mod http;
@@ -33,7 +35,7 @@ pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{
     AccessMode, Assurance, FileSystemEntry, FileSystemPath, FileSystemPolicy, LegacySandboxPolicy,
     MissingPathBehavior, NetworkPolicy, PermissionProfile, RestrictedFileSystem, SandboxContext,
-    SpecialPath,
+    SandboxOverride, SpecialPath,
 };
 
 /// Parses the params of a request or notification; absent and `null` mean `{}`.

@@ -13,8 +13,10 @@
 use serde::de::DeserializeOwned;
 
 use crate::SandboxContext;
+use crate::discovery::*;
 use crate::encode::Encode;
 use crate::environment::*;
+use crate::environment_config::*;
 use crate::files::*;
 use crate::http::*;
 use crate::network::*;
@@ -36,6 +38,10 @@ pub enum Family {
     EnvironmentInfo,
     /// `environment/status`.
     EnvironmentStatus,
+    /// `environmentConfig/*`.
+    EnvironmentConfig,
+    /// `capabilityRoots/*` and `capabilities/*`.
+    CapabilityDiscovery,
 }
 
 impl Family {
@@ -48,6 +54,8 @@ impl Family {
             Self::Http => "http",
             Self::EnvironmentInfo => "environment info",
             Self::EnvironmentStatus => "environment status",
+            Self::EnvironmentConfig => "environment config",
+            Self::CapabilityDiscovery => "capability discovery",
         }
     }
 }
@@ -164,6 +172,18 @@ macro_rules! request_methods {
             EnvironmentStatus environment_status by_hand "environment/status" EnvironmentStatusParams
                 => EnvironmentStatusResponse,
                 EnvironmentStatus, always, |_| Reads;
+            /// Reads parts of the server's own configuration files.
+            EnvironmentConfigRead environment_config_read typed "environmentConfig/read"
+                EnvironmentConfigReadParams => EnvironmentConfigReadResponse,
+                EnvironmentConfig, environment_config_read, |_| Reads;
+            /// Finds the skills and plugins below given directories.
+            CapabilityRootsDiscover capability_roots_discover typed "capabilityRoots/discoverV1"
+                CapabilityRootsDiscoverParams => CapabilityRootsDiscoverResponse,
+                CapabilityDiscovery, capability_discovery_sandbox, |_| Reads;
+            /// Finds the skills and plugins that are installed on the server.
+            CapabilitiesDiscover capabilities_discover typed "capabilities/discoverV2"
+                CapabilitiesDiscoverParams => CapabilitiesDiscoverResponse,
+                CapabilityDiscovery, capability_discovery_v2, |_| Reads;
             /// Makes an HTTP request from the server's network.
             HttpRequest http_request typed "http/request" HttpRequestParams => HttpRequestResponse,
                 Http, always, |_| Once;

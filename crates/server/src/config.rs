@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use codex_exec_host::environment::EnvironmentPlaces;
 use codex_exec_host::files::FilesConfig;
 use codex_exec_host::process::ProcessConfig;
 use codex_exec_host::sandbox::OwnFiles;
@@ -22,6 +23,8 @@ pub struct ServerConfig {
     pub process: ProcessConfig,
     /// Limits of filesystem requests.
     pub files: Arc<FilesConfig>,
+    /// Where `environmentConfig/read` and `capabilities/discoverV2` look.
+    pub environment: EnvironmentPlaces,
     /// The executable that the server re-enters to build a sandbox; it has to call
     /// [`main_if_reentered`](crate::main_if_reentered) first in its `main`. Without one, the server
     /// refuses requests that ask for a sandbox. Default none; [`run`](crate::run) sets it.
@@ -96,6 +99,7 @@ impl Default for ServerConfig {
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
             files: Arc::default(),
+            environment: EnvironmentPlaces::default(),
             sandbox_executable: None,
             own_files: OwnFiles::default(),
             sandbox_assurance: Assurance::Full,

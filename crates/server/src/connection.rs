@@ -411,7 +411,7 @@ impl ConnectionState {
         params: Option<&RawValue>,
         attached: Attached,
     ) {
-        use crate::process;
+        use crate::{environment, process};
         let server = &self.server;
         let session = &attached.session;
         macro_rules! parsed {
@@ -461,6 +461,21 @@ impl ConnectionState {
             }
             Method::EnvironmentStatus => {
                 request.respond(Ok(EnvironmentStatusResponse { status: "ready".into() })).await;
+            }
+            Method::EnvironmentConfigRead => {
+                let params = parsed!(call::EnvironmentConfigRead);
+                let answer = environment::config(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
+            }
+            Method::CapabilityRootsDiscover => {
+                let params = parsed!(call::CapabilityRootsDiscover);
+                let answer = environment::roots(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
+            }
+            Method::CapabilitiesDiscover => {
+                let params = parsed!(call::CapabilitiesDiscover);
+                let answer = environment::installed(server.clone(), params, self.answers.clone());
+                request.answer_later_holding(answer);
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);

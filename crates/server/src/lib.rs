@@ -10,6 +10,7 @@
 mod auth;
 mod config;
 mod connection;
+mod environment;
 mod files;
 #[cfg(feature = "remote")]
 mod forward;
@@ -44,6 +45,7 @@ pub use run::{ExecServerRuntimePaths, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
 
 // The types of the configuration's fields, and the connections that a server serves.
+pub use codex_exec_host::environment::EnvironmentPlaces;
 pub use codex_exec_host::files::FilesConfig;
 pub use codex_exec_host::main_if_reentered;
 pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};

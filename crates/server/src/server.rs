@@ -6,8 +6,8 @@ use std::sync::Arc;
 use codex_exec_host::machine;
 use codex_exec_host::process::ProcessHost;
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
-use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
+use codex_exec_server_protocol::{Assurance, PathUri};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -161,14 +161,20 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
+/// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
+const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";
+
 fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
     let shell = machine::shell();
+    // Beside permission to write everywhere, only mounts can deny something.
+    let mounts = matches!(confiner.assurance(), Some(Assurance::Full | Assurance::Namespaces));
     EnvironmentInfo {
         shell: ShellInfo {
             name: machine::shell_name(&shell),
             path: shell.to_string_lossy().into_owned(),
         },
         executor_version: env!("CARGO_PKG_VERSION").to_owned(),
+        provider_id: Some(PROVIDER_ID.to_owned()),
         cwd: None,
         user_home_dir: machine::home().as_deref().and_then(uri),
         platform_os: std::env::consts::OS.to_owned(),
@@ -181,6 +187,11 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
         capabilities: Capabilities {
             sandboxed_file_streaming: confiner.is_available(),
             sandbox_assurance: confiner.is_available(),
+            environment_config_read: true,
+            capability_discovery_sandbox: true,
+            capability_discovery_v2: true,
+            linux_root_write_preserves_devices: mounts,
+            linux_approved_root_write_preserves_restrictions: mounts,
             file_write_streaming: true,
             fs_watch_missing: true,
             http_header_env_vars: true,

@@ -24,6 +24,7 @@ mod reconnecting;
 mod remote;
 mod rendezvous;
 mod renewal;
+mod root_write;
 mod run;
 mod sandbox;
 mod server_access;

@@ -40,6 +40,21 @@ pub struct SandboxContext {
     /// refused if this machine has less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assurance: Option<Assurance>,
+    /// Why the permissions are what they are. Kept; what is enforced follows from the permissions alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox_override: Option<SandboxOverride>,
+}
+
+/// Why a client sends the permissions it sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SandboxOverride {
+    /// They are those of the session.
+    NoOverride,
+    /// The user approved more, and the denials of the session still hold.
+    EscalatedSandboxWithRestrictions,
+    /// The first attempt is made without the session's sandbox.
+    BypassSandboxFirstAttempt,
 }
 
 impl SandboxContext {
@@ -55,6 +70,7 @@ impl SandboxContext {
             windows_sandbox_proxy_settings_mode: "preserve".to_owned(),
             use_legacy_landlock: false,
             assurance: None,
+            sandbox_override: None,
         }
     }
 
@@ -79,8 +95,15 @@ struct ContextMembers {
     windows_sandbox_proxy_settings_mode: Option<String>,
     use_legacy_landlock: Option<bool>,
     assurance: Option<Assurance>,
+    #[serde(default, deserialize_with = "present")]
+    sandbox_override: Option<SandboxOverride>,
     #[serde(flatten)]
     in_place: ProfileMembers,
+}
+
+/// A member that may be left out and may not be null.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SandboxOverride>, D::Error> {
+    SandboxOverride::deserialize(from).map(Some)
 }
 
 impl ContextMembers {
@@ -109,6 +132,7 @@ impl ContextMembers {
             self.windows_sandbox_private_desktop.unwrap_or(false);
         context.use_legacy_landlock = self.use_legacy_landlock.unwrap_or(false);
         context.assurance = self.assurance;
+        context.sandbox_override = self.sandbox_override;
         Ok(context)
     }
 }

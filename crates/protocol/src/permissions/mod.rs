@@ -20,7 +20,7 @@ mod profile;
 mod tests;
 
 pub use assurance::Assurance;
-pub use context::SandboxContext;
+pub use context::{SandboxContext, SandboxOverride};
 pub use file_system::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, MissingPathBehavior,
     RestrictedFileSystem, SpecialPath,

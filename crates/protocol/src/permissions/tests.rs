@@ -308,6 +308,24 @@ fn unknown_assurance_level_is_rejected() {
     }
 }
 
+#[test]
+fn the_reason_of_permissions_is_known_or_refused() {
+    let with = |reason: &str| {
+        let text =
+            format!(r#"{{"permissions":{{"type":"read-only"}},"sandboxOverride":{reason}}}"#);
+        serde_json::from_str::<SandboxContext>(&text).map(|context| context.sandbox_override)
+    };
+    assert_eq!(with(r#""noOverride""#).unwrap(), Some(SandboxOverride::NoOverride));
+    for name in ["escalatedSandboxWithRestrictions", "bypassSandboxFirstAttempt"] {
+        let known = with(&format!("{name:?}")).unwrap();
+        assert_eq!(serde_json::to_string(&known).unwrap(), format!("{name:?}"));
+    }
+    assert_eq!(read(r#"{"type":"read-only"}"#).sandbox_override, None);
+    for bad in ["null", r#""""#, r#""NoOverride""#, "1", "{}"] {
+        with(bad).unwrap_err();
+    }
+}
+
 proptest! {
     #[test]
     fn policies_round_trip(

@@ -14,6 +14,7 @@ fn info() {
     let mut info = EnvironmentInfo {
         shell: ShellInfo { name: "bash".into(), path: "/bin/bash".into() },
         executor_version: "1.2.3".into(),
+        provider_id: Some("sha256:00".into()),
         cwd: Some(path("/work dir")),
         user_home_dir: Some(path("/root")),
         platform_os: "linux".into(),
@@ -27,7 +28,7 @@ fn info() {
     let (members, capabilities) = text.split_once(r#","capabilities":"#).unwrap();
     assert_eq!(
         members,
-        r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"1.2.3","cwd":"file:///work%20dir","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/bin"],"temporaryDirectories":["file:///var/tmp"],"tempDir":"file:///tmp","sandboxAssurance":"namespaces""#
+        r#"{"shell":{"name":"bash","path":"/bin/bash"},"executorVersion":"1.2.3","providerId":"sha256:00","cwd":"file:///work%20dir","userHomeDir":"file:///root","platformOs":"linux","prependPathDirs":["file:///opt/bin"],"temporaryDirectories":["file:///var/tmp"],"tempDir":"file:///tmp","sandboxAssurance":"namespaces""#
     );
     assert!(capabilities.contains(r#""processList":true"#), "{capabilities}");
     reads_as(&text, &info);
@@ -71,6 +72,9 @@ fn capability_names_match_the_contract() {
     let text = serde_json::to_string(&Capabilities::default()).unwrap();
     for name in [
         "networkProxyLaunch",
+        "networkProxyReviewDomains",
+        "credentialMasking",
+        "credentialMaskingCustomProviders",
         "capabilityDiscoverySandbox",
         "capabilityDiscoveryV2",
         "environmentConfigRead",
@@ -79,6 +83,9 @@ fn capability_names_match_the_contract() {
         "fileWriteStreaming",
         "fsWatchMissing",
         "shellSnapshotV2",
+        "windowsMxc",
+        "linuxRootWritePreservesDevices",
+        "linuxApprovedRootWritePreservesRestrictions",
         "processResize",
         "processList",
         "processSignals",

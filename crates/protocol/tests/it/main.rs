@@ -1,6 +1,7 @@
 //! Golden messages: what is written and what is read, to the letter.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod discovery;
 mod docs;
 mod envelope;
 mod environment;

@@ -60,7 +60,14 @@ pub(super) fn protect(
     resolver: &mut Resolver<'_>,
     traces: &mut Vec<PathTrace>,
 ) -> Result<Vec<(PathBuf, Node)>, PolicyError> {
-    let is_writable = |root: &&PathBuf| policy.access.access(root) == AccessMode::Write;
+    // Permission to write everywhere is no grant of the workspace: it is given by a user who approved a
+    // command, and the entries that come with it say what still holds.
+    let is_granted = |root: &&PathBuf| {
+        let named = root.ancestors().find(|above| policy.access.named(above).is_some());
+        named.is_some_and(|above| above.parent().is_some())
+    };
+    let is_writable =
+        |root: &&PathBuf| policy.access.access(root) == AccessMode::Write && is_granted(root);
     let workspaces: HashSet<PathBuf> =
         workspace_roots.iter().filter(is_writable).cloned().collect();
     let writable = policy

@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use codex_exec_server_protocol::{
-    AccessMode, FileSystemPath, FileSystemPolicy, MissingPathBehavior, NetworkPolicy, PathUri,
-    PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
+    AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, MissingPathBehavior,
+    NetworkPolicy, PathUri, PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
 };
 
 use super::access::AccessMap;
@@ -164,6 +164,8 @@ pub struct ResolvedPolicy {
     pub missing_roots: Vec<MissingRoot>,
     /// The policy's own depth limit truncated the expansion of patterns.
     pub globs_truncated: bool,
+    /// The host's devices stay: the entries restrict nothing.
+    pub host_devices: bool,
     /// Whether the network is available.
     pub network: NetworkPolicy,
 }
@@ -249,6 +251,7 @@ pub fn resolve(
         context.workspace_roots.iter().map(PathUri::as_path).collect()
     };
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
+    resolving.policy.host_devices = grants_everything(file_system);
     let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
     let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
@@ -319,6 +322,15 @@ pub fn resolve(
     // Nor does a name below another protected one.
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing.starts_with(&b.missing));
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
+}
+
+/// Whether the entries let everything be written, and nothing else: that restricts no path, whatever more
+/// of them say that something may be written.
+fn grants_everything(file_system: &RestrictedFileSystem) -> bool {
+    let root = FileSystemPath::Special { value: SpecialPath::Root };
+    let is_write = |entry: &FileSystemEntry| entry.access == AccessMode::Write;
+    file_system.entries.iter().all(is_write)
+        && file_system.entries.iter().any(|entry| entry.path == root)
 }
 
 /// A policy that restricts only the network: everything is writable except the server's credentials.
@@ -394,6 +406,7 @@ impl<'a> Resolving<'a> {
             known: HashMap::new(),
             missing_roots: Vec::new(),
             globs_truncated: false,
+            host_devices: false,
             network,
         };
         Self {

@@ -76,7 +76,8 @@ pub(crate) fn build(
                     limit: limits.placeholders,
                 });
             }
-            (tree(policy, facts, capabilities, Devices::Own)?, Some(rules(policy)), policy.network)
+            let devices = if policy.host_devices { Devices::Host } else { Devices::Own };
+            (tree(policy, facts, capabilities, devices)?, Some(rules(policy)), policy.network)
         }
     };
     let mut enforcement = Enforcement {

@@ -311,7 +311,12 @@ impl Case {
         let mut rule = Rule { machine: &self.machine, all, by_object, own, metadata: Vec::new() };
         let is_named = |path: &Path| rule.all.iter().any(|(named, _)| named == path);
         let (workspace, pointer) = (Path::new("/c"), Path::new("/c/.git"));
+        // Permission to write everywhere is no grant of the workspace.
+        let is_granted = |(named, _): &(PathBuf, AccessMode)| {
+            named != Path::new("/") && workspace.starts_with(named)
+        };
         if let Some(git) = &self.git
+            && rule.all.iter().any(is_granted)
             && !is_named(pointer)
             && rule.most(workspace) == AccessMode::Write
         {

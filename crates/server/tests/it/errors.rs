@@ -163,6 +163,11 @@ fn params(method: Method, tree: &Tree) -> Value {
         ProcessTerminate => json!({"processId": "p"}),
         ProcessResize => json!({"processId": "p", "rows": 1, "cols": 1}),
         ProcessList | EnvironmentInfo | EnvironmentStatus => json!({}),
+        EnvironmentConfigRead => {
+            json!({"cwd": tree.path("full"), "configPaths": [["x"]], "requirementsPaths": []})
+        }
+        CapabilityRootsDiscover => json!({"roots": [{"id": "r", "path": tree.path("full")}]}),
+        CapabilitiesDiscover => json!({"cwd": tree.path("full")}),
         File(method) => file_params(method, tree),
         HttpRequest => {
             json!({"requestId": "r", "method": "GET", "url": "http://127.0.0.1:1/", "headers": []})

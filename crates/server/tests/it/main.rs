@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod backpressure;
+mod discovery;
 mod environment;
+mod environment_config;
 mod errors;
 mod exits;
 mod fetches;
