@@ -59,7 +59,7 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
-    pub async fn ask(&self, question: Question) -> Answer {
+    pub(crate) async fn ask(&self, question: Question) -> Answer {
         let reply = tokio::time::timeout(self.timeout, self.decider.decide(question)).await;
         validated(reply.unwrap_or(Err(NoReply)))
     }

@@ -38,7 +38,7 @@ pub(crate) struct HttpRoute {
 }
 
 impl Dialer {
-    pub fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
             connector: config.connector.clone(),
             upstream: config.upstream.clone(),
@@ -48,7 +48,7 @@ impl Dialer {
     }
 
     /// A connection to the target itself.
-    pub async fn direct(
+    pub(crate) async fn direct(
         &self,
         host: &Host,
         port: u16,
@@ -62,7 +62,7 @@ impl Dialer {
     }
 
     /// A connection for a plain HTTP request.
-    pub async fn http(
+    pub(crate) async fn http(
         &self,
         host: &Host,
         port: u16,
@@ -85,7 +85,7 @@ impl Dialer {
     }
 
     /// A connection whose other end is the target, by way of a proxy if there is one.
-    pub async fn tunnel(
+    pub(crate) async fn tunnel(
         &self,
         host: &Host,
         port: u16,
@@ -106,7 +106,7 @@ impl Dialer {
     }
 
     /// The address that a datagram to this target is sent to.
-    pub async fn datagram_address(
+    pub(crate) async fn datagram_address(
         &self,
         host: &Host,
         port: u16,

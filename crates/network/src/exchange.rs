@@ -58,7 +58,7 @@ where
 }
 
 impl Sender {
-    pub async fn http1<S>(shared: &Arc<Shared>, stream: S) -> Result<Self, ForwardError>
+    pub(crate) async fn http1<S>(shared: &Arc<Shared>, stream: S) -> Result<Self, ForwardError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -73,7 +73,7 @@ impl Sender {
         Ok(Self::Http1(sender))
     }
 
-    pub async fn http2<S>(shared: &Arc<Shared>, stream: S) -> Result<Self, ForwardError>
+    pub(crate) async fn http2<S>(shared: &Arc<Shared>, stream: S) -> Result<Self, ForwardError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -88,7 +88,7 @@ impl Sender {
     }
 
     /// Whether another request can be sent now.
-    pub fn is_usable(&self) -> bool {
+    pub(crate) fn is_usable(&self) -> bool {
         match self {
             Self::Http1(sender) => sender.is_ready(),
             Self::Http2(sender) => sender.is_ready(),

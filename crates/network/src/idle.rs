@@ -17,7 +17,7 @@ pub(crate) struct Idle<S> {
 }
 
 impl<S> Idle<S> {
-    pub fn new(stream: S, timeout: Duration) -> Self {
+    pub(crate) fn new(stream: S, timeout: Duration) -> Self {
         Self { stream, timeout, moved: Instant::now(), alarm: Box::pin(sleep(timeout)) }
     }
 

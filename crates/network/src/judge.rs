@@ -23,7 +23,7 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    pub fn new(
+    pub(crate) fn new(
         config: &Config,
         decider: Option<Arc<dyn Decider>>,
         observer: Arc<dyn Observer>,
@@ -43,7 +43,7 @@ impl Judge {
     }
 
     /// Judges one request. `client`: the address it came from, for the audit.
-    pub async fn judge(
+    pub(crate) async fn judge(
         &self,
         subject: Subject<'_>,
         client: Option<&str>,
@@ -81,11 +81,11 @@ impl Judge {
         result
     }
 
-    pub fn report(&self, finding: &Finding, about: &About<'_>) {
+    pub(crate) fn report(&self, finding: &Finding, about: &About<'_>) {
         self.observer.observe(Record::new(finding, about, SystemTime::now()));
     }
 
-    pub fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
 

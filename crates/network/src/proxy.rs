@@ -60,12 +60,12 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub fn address(&self) -> Option<&str> {
+    pub(crate) fn address(&self) -> Option<&str> {
         self.address.as_ref().map(|(_, text)| &**text)
     }
 
     /// Whether the client can reach a UDP port of this proxy.
-    pub fn is_on_loopback(&self) -> bool {
+    pub(crate) fn is_on_loopback(&self) -> bool {
         self.address.as_ref().is_some_and(|(address, _)| address.ip().is_loopback())
     }
 }
@@ -181,12 +181,12 @@ impl std::fmt::Debug for ProxyHandle {
 
 impl Shared {
     /// What a tunnel to this target is opened with; `None` if it is left closed.
-    pub fn mitm_for(&self, host: &Host, port: u16) -> Option<Mitm> {
+    pub(crate) fn mitm_for(&self, host: &Host, port: u16) -> Option<Mitm> {
         self.mitm.as_ref().filter(|mitm| mitm.opens(self.judge.mode(), host, port)).cloned()
     }
 
     /// Runs a task that ends with the proxy.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let ending = self.ending.clone();
         self.tasks.spawn(async move {
             ending.run_until_cancelled(task).await;

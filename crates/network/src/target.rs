@@ -31,7 +31,7 @@ pub(crate) enum NoTarget {
 
 impl Target {
     /// Reads an absolute-form or origin-form request, with the port 80 where none is written.
-    pub fn of_request(uri: &Uri, headers: &HeaderMap) -> Result<Self, NoTarget> {
+    pub(crate) fn of_request(uri: &Uri, headers: &HeaderMap) -> Result<Self, NoTarget> {
         let mut hosts = headers.get_all(HOST).iter();
         let header = hosts.next();
         if hosts.next().is_some() {
@@ -59,7 +59,7 @@ impl Target {
     }
 
     /// Reads the authority-form target of CONNECT. User information in front of the host is ignored.
-    pub fn of_connect(uri: &Uri) -> Result<Self, NoTarget> {
+    pub(crate) fn of_connect(uri: &Uri) -> Result<Self, NoTarget> {
         Self::of_authority(uri.authority().ok_or(NoTarget::MissingHost)?)
     }
 
@@ -76,7 +76,7 @@ impl Target {
     }
 
     /// The `Host` header of a request to this target.
-    pub fn host_header(&self) -> String {
+    pub(crate) fn host_header(&self) -> String {
         let authority = self.host.authority(self.port);
         match authority.strip_suffix(":80") {
             Some(without) => without.to_owned(),

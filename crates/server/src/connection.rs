@@ -464,18 +464,21 @@ impl ConnectionState {
             }
             Method::EnvironmentConfigRead => {
                 let params = parsed!(call::EnvironmentConfigRead);
-                let answer = environment::config(server.clone(), params, self.answers.clone());
-                request.answer_later_holding(answer);
+                let response =
+                    environment::config(server.clone(), params, self.response_memory.clone());
+                request.respond_later_with_memory(response);
             }
             Method::CapabilityRootsDiscover => {
                 let params = parsed!(call::CapabilityRootsDiscover);
-                let answer = environment::roots(server.clone(), params, self.answers.clone());
-                request.answer_later_holding(answer);
+                let response =
+                    environment::roots(server.clone(), params, self.response_memory.clone());
+                request.respond_later_with_memory(response);
             }
             Method::CapabilitiesDiscover => {
                 let params = parsed!(call::CapabilitiesDiscover);
-                let answer = environment::installed(server.clone(), params, self.answers.clone());
-                request.answer_later_holding(answer);
+                let response =
+                    environment::installed(server.clone(), params, self.response_memory.clone());
+                request.respond_later_with_memory(response);
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);

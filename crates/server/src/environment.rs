@@ -22,7 +22,7 @@ use codex_exec_server_protocol::environment_config::{
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use futures_util::StreamExt;
 
-use crate::answers::AnswerMemory;
+use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 
 /// An answer and its memory, which lasts until the answer is written.
@@ -32,7 +32,7 @@ type Held<R> = (Result<R, RpcError>, Option<Reservation>);
 pub(crate) async fn config(
     server: Server,
     params: EnvironmentConfigReadParams,
-    memory: AnswerMemory,
+    memory: ResponseMemory,
 ) -> Held<EnvironmentConfigReadResponse> {
     let held = memory.reserve(MAX_ANSWER_BYTES as u64).await;
     let read = pool::blocking(move || read_config(&server.config().environment, &params));
@@ -47,7 +47,7 @@ pub(crate) async fn config(
 pub(crate) async fn roots(
     server: Server,
     params: CapabilityRootsDiscoverParams,
-    memory: AnswerMemory,
+    memory: ResponseMemory,
 ) -> Held<CapabilityRootsDiscoverResponse> {
     if params.roots.len() > MAX_ROOTS {
         let message = format!("capability root discovery accepts at most {MAX_ROOTS} roots");
@@ -65,7 +65,7 @@ pub(crate) async fn roots(
 
 async fn root(server: &Server, asked: CapabilityRoot, budget: Arc<AtomicUsize>) -> DiscoveredRoot {
     let CapabilityRoot { id, path, sandbox } = asked;
-    match server.confiner().backend(sandbox).await {
+    match server.confiner().backend(sandbox, true).await {
         Ok(backend) => {
             let reader = Reader::new(server.config().files.clone(), backend, budget);
             discover_root(&reader, id, path).await
@@ -81,10 +81,10 @@ async fn root(server: &Server, asked: CapabilityRoot, budget: Arc<AtomicUsize>) 
 pub(crate) async fn installed(
     server: Server,
     params: CapabilitiesDiscoverParams,
-    memory: AnswerMemory,
+    memory: ResponseMemory,
 ) -> Held<CapabilitiesDiscoverResponse> {
     let held = memory.reserve(MAX_ANSWER_BYTES as u64).await;
-    let backend = match server.confiner().backend(params.sandbox).await {
+    let backend = match server.confiner().backend(params.sandbox, true).await {
         Ok(backend) => backend,
         Err(error) => return (Err(error.into()), None),
     };

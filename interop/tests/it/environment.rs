@@ -11,7 +11,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::programs::{Program, Server, Whose, home};
+use crate::programs::{Implementation, Program, Server, home};
 use crate::real_client::session;
 
 /// An MCP server with one tool, over HTTP. It answers only those who bring the token.
@@ -98,12 +98,12 @@ fn serve(mut socket: TcpStream, token: Option<&str>, heard: &Mutex<Vec<String>>)
     );
 }
 
-/// Their client, on a server of ours whose own configuration has the MCP server.
+/// Their client, on a server of ours implementation own configuration has the MCP server.
 fn on_ours(mcp: &Mcp, more: &str) -> (Vec<String>, String) {
     let config = home();
     let text = format!("[mcp_servers.lab]\nurl = \"{}\"\n{more}", mcp.url);
     std::fs::write(config.path().join("config.toml"), text).unwrap();
-    let server = Server::with(Whose::Ours, |command| {
+    let server = Server::with(Implementation::Ours, |command| {
         command.env("CODEX_HOME", config.path()).env("LAB_TOKEN", TOKEN).env("RUST_LOG", "debug");
     });
     // Tools of an MCP server are a namespace of their own.
@@ -114,7 +114,7 @@ fn on_ours(mcp: &Mcp, more: &str) -> (Vec<String>, String) {
     });
     let log = server.program.log();
     assert!(log.contains("method=\"environmentConfig/read\""), "{log}");
-    (session.answers, log)
+    (session.tool_outputs, log)
 }
 
 #[test]
@@ -144,8 +144,8 @@ struct Plain {
 }
 
 impl Plain {
-    fn start(whose: Whose, home: &Path) -> Self {
-        let mut command = whose.program(home);
+    fn start(implementation: Implementation, home: &Path) -> Self {
+        let mut command = implementation.program(home);
         command.env("CODEX_HOME", home.join("codex")).args(["exec-server", "--listen", "stdio"]);
         let mut program =
             Program::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(home));
@@ -227,8 +227,10 @@ impl World {
     /// Asks both.
     fn agree(&self, seed: u64, method: &str, params: &Value, sorted: &[&str]) {
         let mut answers = BTreeMap::new();
-        for (name, whose) in [("ours", Whose::Ours), ("theirs", Whose::Theirs)] {
-            let mut answer = Plain::start(whose, self.home.path()).call(method, params);
+        for (name, implementation) in
+            [("ours", Implementation::Ours), ("theirs", Implementation::Theirs)]
+        {
+            let mut answer = Plain::start(implementation, self.home.path()).call(method, params);
             sort(&mut answer, sorted);
             answers.insert(name, answer);
         }

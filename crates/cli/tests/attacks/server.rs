@@ -86,7 +86,7 @@ pub(crate) async fn run(
 }
 
 /// The text of a response, with its base64 members decoded.
-pub(crate) fn told(answer: &Value) -> String {
+pub(crate) fn decoded_text(answer: &Value) -> String {
     let mut said = answer.to_string();
     for member in ["dataBase64", "chunk"] {
         if let Some(text) = answer["result"][member].as_str()

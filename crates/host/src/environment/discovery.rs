@@ -58,7 +58,7 @@ pub(super) enum RootError {
 
 impl RootError {
     /// Whether there is nothing to be seen, or nothing that may be seen.
-    pub fn is_absence(&self) -> bool {
+    pub(super) fn is_absence(&self) -> bool {
         match self {
             Self::Unseen(error) => is_missing(error) || matches!(error, FileError::Denied { .. }),
             Self::NotADirectory | Self::Walk(_) => false,

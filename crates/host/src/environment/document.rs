@@ -65,7 +65,7 @@ pub(super) struct Document {
 
 impl Document {
     /// Reads a file; `None` if there is none of that name.
-    pub fn read(path: &Path) -> Result<Option<Self>, DocumentError> {
+    pub(super) fn read(path: &Path) -> Result<Option<Self>, DocumentError> {
         let Some(bytes) = read(path)? else { return Ok(None) };
         let path = path.to_owned();
         let text = match std::str::from_utf8(&bytes) {
@@ -85,7 +85,7 @@ impl Document {
         }
     }
 
-    pub fn value_error(&self, reason: impl Into<String>) -> DocumentError {
+    pub(super) fn value_error(&self, reason: impl Into<String>) -> DocumentError {
         DocumentError::Value { path: self.path.clone(), reason: reason.into() }
     }
 }

@@ -26,7 +26,9 @@ pub(super) struct Projects {
 
 impl Projects {
     /// From files, lowest precedence first.
-    pub fn of<'d>(documents: impl Iterator<Item = &'d Document>) -> Result<Self, DocumentError> {
+    pub(super) fn of<'d>(
+        documents: impl Iterator<Item = &'d Document>,
+    ) -> Result<Self, DocumentError> {
         let mut markers = MARKERS.iter().map(ToString::to_string).collect();
         let mut trust = Vec::new();
         for document in documents {
@@ -52,7 +54,7 @@ impl Projects {
     }
 
     /// The directories of the project around `cwd` that are trusted, outermost first.
-    pub fn trusted_directories(&self, cwd: &Path) -> Vec<PathBuf> {
+    pub(super) fn trusted_directories(&self, cwd: &Path) -> Vec<PathBuf> {
         let root = cwd.ancestors().find(|directory| self.is_root(directory)).unwrap_or(cwd);
         let repository = repository(cwd);
         let fallback =

@@ -3,6 +3,7 @@
 //! Invariant: what it has read in all stays within its budgets, of which each counts bytes as they are
 //! sent in JSON.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -15,10 +16,19 @@ use codex_exec_server_protocol::files::{
 };
 use tokio::sync::mpsc;
 
-use crate::files::{Backend, FileConnection, FileError, FilesConfig, UnboundedMemory};
+use crate::files::{AnswerMemory, Backend, FileConnection, FileError, FilesConfig, Reservation};
 
 /// The largest file that a discovery returns.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Memory for responses that the caller has bounded already.
+struct Bounded;
+
+impl AnswerMemory for Bounded {
+    fn reserve(&self, _bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
+        Box::pin(std::future::ready(Reservation::new(())))
+    }
+}
 
 /// Reads files of a discovery.
 #[derive(Debug)]
@@ -43,8 +53,8 @@ impl Reader {
     /// A reader on this backend that takes from a budget, in bytes.
     pub fn new(config: Arc<FilesConfig>, backend: Backend, shared: Arc<AtomicUsize>) -> Self {
         // Nothing that is asked here notifies, and every answer is small or within the budget.
-        let (nobody, _) = mpsc::channel(1);
-        let files = FileConnection::new(config, Arc::new(nobody), Arc::new(UnboundedMemory));
+        let (unused, _) = mpsc::channel(1);
+        let files = FileConnection::new(config, Arc::new(unused), Arc::new(Bounded));
         Self { files, backend, shared }
     }
 

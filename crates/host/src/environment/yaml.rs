@@ -155,7 +155,7 @@ fn next<'t, I: saphyr_parser::Input>(parser: &mut Parser<'t, I>) -> Result<Event
 
 impl Node {
     /// The members of a map; none of null.
-    pub fn members(&self) -> Result<&[(String, Node)], Unfit> {
+    pub(super) fn members(&self) -> Result<&[(String, Node)], Unfit> {
         match self {
             Self::Map(members) => Ok(members),
             Self::Null => Ok(&[]),
@@ -164,7 +164,7 @@ impl Node {
     }
 
     /// The values of a list; none of null.
-    pub fn values(&self) -> Result<&[Node], Unfit> {
+    pub(super) fn values(&self) -> Result<&[Node], Unfit> {
         match self {
             Self::List(values) => Ok(values),
             Self::Null => Ok(&[]),
@@ -173,7 +173,7 @@ impl Node {
     }
 
     /// A member of a map, which may be there once; null is as if it were not there.
-    pub fn get(&self, name: &str) -> Result<Option<&Node>, Unfit> {
+    pub(super) fn get(&self, name: &str) -> Result<Option<&Node>, Unfit> {
         let mut found = self.members()?.iter().filter(|(key, _)| key == name);
         match (found.next(), found.next()) {
             (_, Some(_)) => Err(Unfit("a key is repeated")),
@@ -183,7 +183,7 @@ impl Node {
     }
 
     /// The text of a scalar.
-    pub fn text(&self) -> Result<&str, Unfit> {
+    pub(super) fn text(&self) -> Result<&str, Unfit> {
         match self {
             Self::Scalar { text, .. } => Ok(text),
             _ => Err(Unfit("not a word")),
@@ -191,7 +191,7 @@ impl Node {
     }
 
     /// A plain `true` or `false`.
-    pub fn flag(&self) -> Result<bool, Unfit> {
+    pub(super) fn flag(&self) -> Result<bool, Unfit> {
         match self {
             Self::Scalar { text, quoted: false } => match text.as_str() {
                 "true" | "True" | "TRUE" => Ok(true),

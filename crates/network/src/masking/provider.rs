@@ -131,7 +131,7 @@ pub(super) fn built_in(env: &BTreeMap<String, String>) -> Vec<Provider> {
 }
 
 impl Provider {
-    pub fn custom(
+    pub(super) fn custom(
         given: &CredentialProvider,
         env: &BTreeMap<String, String>,
     ) -> Result<Self, ProviderError> {
@@ -171,7 +171,7 @@ impl Provider {
     }
 
     /// Whether a variable's value is a secret of this kind.
-    pub fn matches(&self, value: &str) -> bool {
+    pub(super) fn matches(&self, value: &str) -> bool {
         match &self.form {
             Form::Prefixed(_) => !value.is_empty(),
             Form::Patterns(patterns) => patterns.iter().any(|(regex, _)| regex.is_match(value)),
@@ -179,7 +179,7 @@ impl Provider {
     }
 
     /// A new stand-in for a secret; `None` if the patterns leave no other value.
-    pub fn standin(&self, secret: &str) -> Option<String> {
+    pub(super) fn standin(&self, secret: &str) -> Option<String> {
         match &self.form {
             Form::Prefixed(prefixes) => standin::prefixed(secret, prefixes),
             Form::Patterns(patterns) => {

@@ -19,7 +19,7 @@ pub(super) struct InvalidPrefix;
 
 impl UrlPrefix {
     /// Parses `https://HOST[:PORT][/PATH]`; the host may begin with `*.`.
-    pub fn parse(url: &str) -> Result<Self, InvalidPrefix> {
+    pub(super) fn parse(url: &str) -> Result<Self, InvalidPrefix> {
         let (scheme, rest) = url.trim().split_once("://").ok_or(InvalidPrefix)?;
         if !scheme.eq_ignore_ascii_case("https") || rest.contains(['@', '?', '#', '\\']) {
             return Err(InvalidPrefix);
@@ -43,14 +43,14 @@ impl UrlPrefix {
     }
 
     /// The same place, with every path.
-    pub fn origin(&self) -> String {
+    pub(super) fn origin(&self) -> String {
         let wildcard = if self.wildcard { "*." } else { "" };
         let host =
             if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         format!("https://{wildcard}{host}:{}/", self.port)
     }
 
-    pub fn is_at(&self, host: &Host, port: u16) -> bool {
+    pub(super) fn is_at(&self, host: &Host, port: u16) -> bool {
         let named = match self.wildcard {
             false => host.as_str() == self.host,
             true => host.as_str().strip_suffix(&self.host).is_some_and(|rest| rest.ends_with('.')),
@@ -59,7 +59,7 @@ impl UrlPrefix {
     }
 
     /// Whether the path of a request, without its query, is below this prefix.
-    pub fn covers(&self, host: &Host, port: u16, path: &str) -> bool {
+    pub(super) fn covers(&self, host: &Host, port: u16, path: &str) -> bool {
         let below = || match path.strip_prefix(&self.path) {
             // A name that merely begins like the last one of the prefix is another one.
             Some(rest) => self.path.ends_with('/') || rest.is_empty() || rest.starts_with('/'),

@@ -13,7 +13,7 @@ use proptest::sample::select;
 
 use crate::model::{self, Model, Request};
 
-pub const NAMES: &[&str] = &[
+pub(crate) const NAMES: &[&str] = &[
     "a.com",
     "x.a.com",
     "x.y.a.com",
@@ -161,7 +161,7 @@ fn request() -> impl Strategy<Value = (Request, String)> {
     )
 }
 
-pub fn rules(model: &Model) -> Rules {
+pub(crate) fn rules(model: &Model) -> Rules {
     let mut rules = Rules::default();
     for (list, patterns) in
         [(List::Allow, &model.allow), (List::Deny, &model.deny), (List::Review, &model.review)]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Rules as text.
 #[derive(Debug, Clone, Default)]
-pub struct Model {
+pub(crate) struct Model {
     pub allow: Vec<String>,
     pub deny: Vec<String>,
     pub review: Vec<String>,
@@ -16,7 +16,7 @@ pub struct Model {
 
 /// A request with everything the world would say about it.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub(crate) struct Request {
     pub protocol: &'static str,
     /// In normal form.
     pub host: String,
@@ -30,10 +30,10 @@ pub struct Request {
 }
 
 /// decision, reason, source of the last finding.
-pub type Expected = (&'static str, String, &'static str);
+pub(crate) type Expected = (&'static str, String, &'static str);
 
 impl Model {
-    pub fn judge(&self, request: &Request) -> Expected {
+    pub(crate) fn judge(&self, request: &Request) -> Expected {
         let refuse = |reason: &str, source| ("deny", reason.to_owned(), source);
         if self.limited {
             let udp = request.protocol == "socks5_udp";
@@ -89,7 +89,7 @@ impl Model {
 }
 
 /// Patterns of the test are lower case, without ports or blanks.
-pub fn matches(pattern: &str, host: &str) -> bool {
+pub(crate) fn matches(pattern: &str, host: &str) -> bool {
     if let Some(domain) = pattern.strip_prefix("**.") {
         return wild(domain, host) || wild(&format!("*.{domain}"), host);
     }
@@ -149,7 +149,7 @@ fn in_v6(bits: u128, network: &str, length: u32) -> bool {
     (bits ^ network) >> (128 - length) == 0
 }
 
-pub fn public(address: IpAddr) -> bool {
+pub(crate) fn public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
             let bits = u32::from(address);

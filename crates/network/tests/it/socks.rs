@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use crate::world::{Notebook, World, allow, read_head, rules};
 
 /// A request with a name.
-pub fn named(command: u8, name: &str, port: u16) -> Vec<u8> {
+pub(crate) fn named(command: u8, name: &str, port: u16) -> Vec<u8> {
     let mut message = vec![5, command, 0, 3, name.len() as u8];
     message.extend(name.as_bytes());
     message.extend(port.to_be_bytes());
@@ -18,7 +18,7 @@ pub fn named(command: u8, name: &str, port: u16) -> Vec<u8> {
 }
 
 /// A request with an address.
-pub fn addressed(command: u8, address: SocketAddr) -> Vec<u8> {
+pub(crate) fn addressed(command: u8, address: SocketAddr) -> Vec<u8> {
     let mut message = vec![5, command, 0];
     match address {
         SocketAddr::V4(v4) => {
@@ -35,7 +35,7 @@ pub fn addressed(command: u8, address: SocketAddr) -> Vec<u8> {
 }
 
 /// Greets, sends the request, and returns the code of the reply with the bound address.
-pub async fn ask(proxy: &Proxy, request: &[u8]) -> (u8, SocketAddr, TcpStream) {
+pub(crate) async fn ask(proxy: &Proxy, request: &[u8]) -> (u8, SocketAddr, TcpStream) {
     let mut stream =
         TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.socks_port().unwrap())).await.unwrap();
     stream.write_all(&[5, 2, 2, 0]).await.unwrap();
@@ -149,7 +149,7 @@ async fn limited_mode_refuses_before_and_after_the_host_rules() {
 }
 
 /// A datagram to a name.
-pub fn datagram(name: &str, port: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn datagram(name: &str, port: u16, payload: &[u8]) -> Vec<u8> {
     let mut message = named(0, name, port);
     message[..3].fill(0);
     message.extend(payload);

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 /// Public addresses lead to `origin`, unless the port is 1, which refuses.
 #[derive(Default)]
-pub struct Internet {
+pub(crate) struct Internet {
     pub names: Mutex<HashMap<String, Vec<IpAddr>>>,
     /// Names whose second lookup gives something else.
     pub rebound: Mutex<HashMap<String, Vec<IpAddr>>>,
@@ -28,12 +28,12 @@ pub struct Internet {
 }
 
 impl Internet {
-    pub fn name(&self, name: &str, addresses: &[&str]) {
+    pub(crate) fn name(&self, name: &str, addresses: &[&str]) {
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
         self.names.lock().unwrap().insert(name.into(), addresses);
     }
 
-    pub fn connected(&self) -> Vec<String> {
+    pub(crate) fn connected(&self) -> Vec<String> {
         self.connected.lock().unwrap().iter().map(ToString::to_string).collect()
     }
 }
@@ -87,7 +87,7 @@ impl Connector for Internet {
 
 /// Keeps the audit.
 #[derive(Default)]
-pub struct Notebook {
+pub(crate) struct Notebook {
     records: Mutex<Vec<Record>>,
     written: tokio::sync::Notify,
 }
@@ -100,12 +100,12 @@ impl Observer for Notebook {
 }
 
 impl Notebook {
-    pub fn take(&self) -> Vec<Record> {
+    pub(crate) fn take(&self) -> Vec<Record> {
         std::mem::take(&mut self.records.lock().unwrap())
     }
 
     /// Waits for records, for requests that get no answer.
-    pub async fn next(&self) -> Vec<Record> {
+    pub(crate) async fn next(&self) -> Vec<Record> {
         loop {
             let records = self.take();
             if !records.is_empty() {
@@ -116,7 +116,7 @@ impl Notebook {
     }
 
     /// Decision, source and reason of each record.
-    pub fn words(records: &[Record]) -> Vec<(&'static str, &'static str, String)> {
+    pub(crate) fn words(records: &[Record]) -> Vec<(&'static str, &'static str, String)> {
         records
             .iter()
             .map(|record| (record.decision.as_str(), record.source.as_str(), record.reason.clone()))
@@ -126,7 +126,7 @@ impl Notebook {
 
 /// Answers by host. A host without an answer is never answered.
 #[derive(Default)]
-pub struct Controller {
+pub(crate) struct Controller {
     pub replies: Mutex<HashMap<String, Result<Reply, NoReply>>>,
     pub asked: Mutex<Vec<Question>>,
 }
@@ -144,7 +144,7 @@ impl Decider for Controller {
     }
 }
 
-pub struct World {
+pub(crate) struct World {
     pub internet: Arc<Internet>,
     pub notebook: Arc<Notebook>,
     pub controller: Arc<Controller>,
@@ -152,7 +152,7 @@ pub struct World {
 }
 
 impl World {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let internet = Arc::new(Internet::default());
         let origin = origin().await;
         *internet.origin.lock().unwrap() = Some(origin);
@@ -161,27 +161,27 @@ impl World {
         Self { internet, notebook: Arc::default(), controller: Arc::default(), origin }
     }
 
-    pub fn config(&self, rules: Rules) -> Config {
+    pub(crate) fn config(&self, rules: Rules) -> Config {
         let mut config = Config::new(rules);
         config.connector = self.internet.clone();
         config
     }
 
-    pub async fn start(&self, config: Config) -> Proxy {
+    pub(crate) async fn start(&self, config: Config) -> Proxy {
         Proxy::start(config, Some(self.controller.clone()), self.notebook.clone()).await.unwrap()
     }
 
     /// A proxy that allows these patterns.
-    pub async fn allowing(&self, patterns: &[&str]) -> Proxy {
+    pub(crate) async fn allowing(&self, patterns: &[&str]) -> Proxy {
         self.start(self.config(allow(patterns))).await
     }
 }
 
-pub fn allow(patterns: &[&str]) -> Rules {
+pub(crate) fn allow(patterns: &[&str]) -> Rules {
     rules(patterns, &[], &[])
 }
 
-pub fn rules(allow: &[&str], deny: &[&str], review: &[&str]) -> Rules {
+pub(crate) fn rules(allow: &[&str], deny: &[&str], review: &[&str]) -> Rules {
     let mut rules = Rules::default();
     for (list, patterns) in [(List::Allow, allow), (List::Deny, deny), (List::Review, review)] {
         for pattern in patterns {
@@ -193,7 +193,7 @@ pub fn rules(allow: &[&str], deny: &[&str], review: &[&str]) -> Rules {
 
 /// A server that answers each request with its head, in which `|` ends a line; after an upgrade, with
 /// the bytes it is sent.
-pub async fn origin() -> SocketAddr {
+pub(crate) async fn origin() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -226,7 +226,7 @@ async fn answer(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Reads up to the end of a message's head.
-pub async fn read_head(stream: &mut TcpStream) -> io::Result<String> {
+pub(crate) async fn read_head(stream: &mut TcpStream) -> io::Result<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
@@ -235,7 +235,7 @@ pub async fn read_head(stream: &mut TcpStream) -> io::Result<String> {
 }
 
 /// Sends bytes to a port and reads until the other side closes.
-pub async fn exchange(port: u16, bytes: &[u8]) -> String {
+pub(crate) async fn exchange(port: u16, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     let mut answer = Vec::new();
@@ -245,7 +245,7 @@ pub async fn exchange(port: u16, bytes: &[u8]) -> String {
 }
 
 /// A request that closes its connection.
-pub async fn request(port: u16, line: &str, host: &str) -> String {
+pub(crate) async fn request(port: u16, line: &str, host: &str) -> String {
     exchange(
         port,
         format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
@@ -253,7 +253,7 @@ pub async fn request(port: u16, line: &str, host: &str) -> String {
     .await
 }
 
-pub fn status(answer: &str) -> u16 {
+pub(crate) fn status(answer: &str) -> u16 {
     answer
         .split(' ')
         .nth(1)
@@ -261,6 +261,6 @@ pub fn status(answer: &str) -> u16 {
         .unwrap_or_else(|| panic!("{answer:?}"))
 }
 
-pub fn body(answer: &str) -> &str {
+pub(crate) fn body(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").unwrap().1
 }

@@ -52,7 +52,7 @@ impl Machine {
         cwd: &str,
         config: Value,
         requirements: Value,
-    ) -> Result<Value, Refused> {
+    ) -> Result<Value, ErrorResponse> {
         let cwd = format!("file://{}", self.at(cwd).display());
         let params = json!({"cwd": cwd, "configPaths": config, "requirementsPaths": requirements});
         self.client.call("environmentConfig/read", params).await

@@ -53,7 +53,7 @@ fn catalogue_no_sandbox_reaches_its_own_server() {
             assert!(file.exists(), "{listen}: {}", String::from_utf8_lossy(&done.stdout));
             std::fs::remove_file(&file).unwrap();
             let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
-            // The server may be asked through a url of its own: the test's client uses loopback.
+            // The attacker uses the server's own URL; the test's client uses loopback.
             let mut server = server;
             server.url = server.url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]");
             for policy in [wide().networked(), narrow().networked()] {
@@ -135,7 +135,7 @@ fn catalogue_no_sandbox_reads_what_the_server_signs_in_with() {
                 if failed {
                     failures.push(format!("{user:?}: {place} under {:?} was read", policy.entries));
                 }
-                // Where they have been moved to is told as well.
+                // The new location must not leak either.
                 let now: Vec<Vec<u8>> = ["auth.json", "token"]
                     .map(|name| std::fs::read(home.join(name)).unwrap_or_default())
                     .to_vec();

@@ -282,7 +282,7 @@ async fn send(client: &mut Client, way: Way, policy: &Policy, steps: &[String]) 
 async fn call(client: &mut Client, method: &str, mut params: Value, wire: &Value) -> String {
     params["sandbox"] = wire.clone();
     let answer = client.call(method, params).await;
-    server::told(&answer) + "\n"
+    server::decoded_text(&answer) + "\n"
 }
 
 /// A runtime for one test.

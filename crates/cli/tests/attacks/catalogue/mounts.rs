@@ -1,5 +1,5 @@
-//! Places that are mounted twice. The server runs in a mount namespace of its own, so that nothing of
-//! this machine is mounted anywhere else for it.
+//! Directories that are mounted twice. The server runs in its own mount namespace, so that the mounts do not
+//! affect this machine.
 
 use std::process::Command;
 
@@ -31,7 +31,7 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
     let mut add = |mounts: &[&'static str], made: Attempt| {
         all.push((mounts.to_vec(), made.clone().may_be_refused()));
     };
-    // A denied directory, in a place that can be read.
+    // A denied directory, in a readable one.
     let denied = ["mkdir {RO}/alias", "mount --bind {W}/den {RO}/alias"];
     for steps in [
         ["read {RO}/alias/key", "list {RO}/alias"],
@@ -100,7 +100,7 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
         attempt("a part of a denied directory", wide())
             .run(&["read {W}/alias/key", "write {W}/alias/new attack"]),
     );
-    // The other way round: something mounted inside of what is denied.
+    // The reverse: a mount inside a denied directory.
     let within = ["mkdir {W}/den/part", "mount --bind {OUT} {W}/den/part"];
     add(
         &within,
@@ -147,7 +147,7 @@ fn attempts() -> Vec<(Vec<&'static str>, Attempt)> {
     all
 }
 
-/// Entries that name the other mount, and metadata that is outside of what can be written but for it.
+/// Entries that name the other mount, and metadata that is writable only through it.
 fn named_aliases(add: &mut impl FnMut(&[&'static str], Attempt)) {
     let home = [
         "export CODEX_HOME={B}/home",
@@ -211,7 +211,7 @@ fn named_aliases(add: &mut impl FnMut(&[&'static str], Attempt)) {
         "echo ../.. > {B}/main/.git/worktrees/w/commondir; chmod -R a+rwX {B}/main",
         "mount --bind {B}/main/.git {W2}/m",
     ];
-    // The other way round: what git runs is a mount, and can be written where it comes from.
+    // The reverse: git runs files in a mount whose source is writable.
     let mounted: &[&str] =
         &["mkdir -p {W2}/m/hooks; chmod -R a+rwX {W2}/m; mount --bind {W2}/m {W}/.git/hooks"];
     for mounts in [pointer, agents, hooks, worktree, mounted] {

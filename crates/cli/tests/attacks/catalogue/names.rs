@@ -1,10 +1,10 @@
-//! Names of a policy that come to lead elsewhere.
+//! Names in a policy that an attacker redirects.
 
 use super::{Access, Attempt, Way, assert_all_fail, attempt, narrow, wide};
 use crate::generator::policy::{Name, Policy};
 
-/// A granted name is replaced by a link in the first request, and made use of in the second, by
-/// processes and by requests.
+/// The first request replaces a granted name by a link, and the second uses it, by processes and by
+/// filesystem requests.
 fn replaced(what: &str, name: &str, policy: &Policy) -> Vec<Attempt> {
     let mut all = Vec::new();
     let away = format!("rename {name} {{W}}/away");
@@ -61,7 +61,7 @@ fn attempts() -> Vec<Attempt> {
                 .run(&[then, "read {OUT}/f"]),
         );
     }
-    // Session A swaps what is session B's workspace.
+    // Session A swaps the workspace of session B.
     let mut other = narrow();
     other.roots = vec!["{W}/sub".into()];
     other.cwd = "{W}/sub".into();
@@ -97,7 +97,7 @@ fn attempts() -> Vec<Attempt> {
             }
         }
     }
-    // Deeper than patterns are looked for.
+    // Deeper than the scan of patterns.
     let mut shallow = wide();
     shallow.glob_depth = Some(2);
     all.push(

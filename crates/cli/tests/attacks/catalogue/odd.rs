@@ -1,4 +1,4 @@
-//! Attempts that need something special around them.
+//! Attempts that need a special setup.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -89,7 +89,7 @@ fn catalogue_an_inherited_file_is_read_and_no_more() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Open for neither reading nor writing: access mode 3, of which the kernel asks for permission to do both.
+/// Open for neither reading nor writing: access mode 3, for which the kernel requires both permissions.
 #[test]
 fn catalogue_a_stream_that_is_open_for_nothing_opens_nothing() {
     for &user in User::all() {
@@ -119,7 +119,7 @@ fn catalogue_shared_memory_of_the_host_is_not_there() {
     let mut failures = Vec::new();
     for &user in User::all() {
         let server = user.server();
-        // A workspace that lies there is held to its policy.
+        // A workspace in it is confined by its policy.
         for (policy, steps) in [
             (wide(), ["read {W}/den/key", "read {W}/x.key"]),
             (narrow(), ["read {W}/den/key", "read {OUT}/f"]),
@@ -136,7 +136,7 @@ fn catalogue_shared_memory_of_the_host_is_not_there() {
                 failures.extend(judged.map(|failure| format!("{}: {failure}", made.name)));
             }
         }
-        // What others keep there is not seen.
+        // Other files in it are not visible.
         let shared = World::below("/dev/shm", user);
         let mut world = World::new(user);
         world.served_by(&server);
@@ -146,7 +146,7 @@ fn catalogue_shared_memory_of_the_host_is_not_there() {
             let name = base.rsplit('/').next().unwrap();
             let made = attempt(&format!("{user:?} the host's /dev/shm"), policy)
                 .run(&[&format!("read {file}"), "list /dev/shm", &format!("append {file} x")])
-                // The model knows the same texts of its own world.
+                // The model expects the same texts in its own world.
                 .secret(name);
             let judged = runtime().block_on(judge_in(&world, &made, &server));
             failures.extend(judged.map(|failure| format!("{}: {failure}", made.name)));
@@ -157,7 +157,7 @@ fn catalogue_shared_memory_of_the_host_is_not_there() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Segments of System V and queues of POSIX, which have namespaces of their own.
+/// System V segments and POSIX queues, which have their own namespaces.
 fn system_v(user: User, server: &Running) -> Vec<String> {
     let text = c"segmentsecretq";
     // SAFETY: the segment is attached, written within its size, and detached again.
@@ -224,8 +224,8 @@ fn catalogue_a_server_does_not_run_what_replaces_its_own_program() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// In a fresh workspace `.codex` is a placeholder, which each sandbox locks; and an attacker for whom
-/// the directory is no workspace can make one that looks like it.
+/// In a fresh workspace `.codex` is a placeholder, which each sandbox locks; an attacker whose workspace is
+/// another directory can create one that looks like it.
 #[test]
 fn catalogue_a_lock_inside_holds_up_no_other_sandbox() {
     let mut failures = Vec::new();
@@ -259,7 +259,7 @@ fn catalogue_a_lock_inside_holds_up_no_other_sandbox() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Does steps under one policy, and while that process waits runs another one under the second.
+/// Executes steps under one policy, and runs another process under the second while the first waits.
 async fn hold_up(
     server: &Running,
     world: &World,
@@ -354,7 +354,7 @@ fn catalogue_links_swapped_while_others_use_them_lead_nowhere() {
                 }
                 all
             };
-            // Judged from what they said and from the disk as it is afterwards.
+            // Judged by the output, and by the disk afterwards.
             let model = crate::generator::model::Model::new(
                 std::slice::from_ref(&policy),
                 crate::generator::snapshot::Snapshot::take(world.base()),

@@ -1,8 +1,8 @@
-//! `/..` and what a policy that does not grant the root leaves of it.
+//! `/..`, and the root under a policy that does not grant it.
 
 use super::{Attempt, assert_all_fail, attempt, both, narrow, read_only, wide};
 
-/// Ways to a name that begin outside of it.
+/// Paths to a name that start outside its directory.
 const PREFIXES: [&str; 8] = [
     "/..",
     "/../..",
@@ -61,7 +61,7 @@ fn attempts() -> Vec<Attempt> {
         ];
         all.extend(both(&format!("read through a link to {target}"), &narrow(), &reads));
         all.extend(both(&format!("changed through a link to {target}"), &narrow(), &changes));
-        // Made in one request, used in the next, which may be served by another helper.
+        // Created in one request and used in the next, which another helper may serve.
         let title = format!("a link to {target} from a request before");
         all.push(attempt(&title, narrow()).run(&[&link]).files(&reads[1..]).files(&changes[1..]));
         all.push(attempt(&title, narrow()).files(&[&link]).run(&reads[1..]).run(&changes[1..]));

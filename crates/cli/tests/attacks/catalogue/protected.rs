@@ -1,4 +1,4 @@
-//! What a policy protects: made unreachable, exchanged, pointed to from elsewhere; set-id modes.
+//! Attacks on protected paths: closing, exchanging and aliasing them; set-id modes.
 
 use super::{Access, Attempt, assert_all_fail, attempt, both, narrow, read_only, wide};
 use crate::server::User;
@@ -24,7 +24,7 @@ fn attempts() -> Vec<Attempt> {
             all.push(attempt(&title, policy.clone()).files(&[&close]).files(&then));
         }
     }
-    // A link on the way to what is denied is replaced.
+    // A link in the path of a denied file is replaced.
     for access in [Access::Deny, Access::Read] {
         for name in ["{W}/way/f", "{W}/way"] {
             let then = ["read {W}/sub/f", "append {W}/sub/f attack", "chmod 777 {W}/sub/f"];
@@ -129,7 +129,7 @@ fn exchanged() -> Vec<Attempt> {
             all.push(attempt(&format!("{steps:?}, by requests"), wide()).files(&steps));
         }
     }
-    // A link that is a directory half of the time.
+    // A path that alternates between a link and a directory.
     for (one, other, name) in [("{W}/sub", "{W}/l", "{W}/sub/f"), ("{W}/a", "{W}/b", "{W}/a")] {
         let race = format!("race 2000 {one} {other} {name} attack");
         let made = attempt(&race, narrow()).setup(&[
@@ -142,7 +142,7 @@ fn exchanged() -> Vec<Attempt> {
     all
 }
 
-/// Steps against a repository, by a process and by requests.
+/// Steps against a repository, by a process and by filesystem requests.
 fn written(what: &str, setup: &[&str], steps: &[String]) -> Vec<Attempt> {
     let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
     let made = attempt(what, wide()).setup(setup).may_be_refused();
@@ -196,7 +196,7 @@ fn git() -> Vec<Attempt> {
         "write {W}/.git gitdir:\u{1f}{W}/lib/g/worktrees/one",
     ]);
     all.extend(written("a worktree", &setup, &writes("{W}/lib/g")));
-    // Links inside, to what the workspace holds: git runs and reads it by their names.
+    // Links in the repository to files of the workspace, which git runs and reads.
     for (link, target) in [
         ("{W}/.git/hooks/post-checkout", "../../sub/f"),
         ("{W}/.git/hooks/post-checkout", "{W}/sub/f"),
@@ -243,7 +243,7 @@ fn git() -> Vec<Attempt> {
         let steps = ["append {W}/sub/f attack", "rename {W}/sub {W}/elsewhere"];
         all.extend(written(name, &setup, &steps.map(str::to_owned)));
     }
-    // Dangling: the target may not come into being.
+    // Broken links: the target must not be created.
     for (what, last) in [
         ("a dangling pointer", "write {W}/.git gitdir:\u{1f}{W}/lib"),
         ("a dangling relative pointer", "write {W}/.git gitdir:\u{1f}lib"),
@@ -288,12 +288,12 @@ fn set_id() -> Vec<Attempt> {
     all
 }
 
-/// What is nobody's to change under a read-only policy.
+/// Metadata that no process may change under a read-only policy.
 fn read_only_metadata() -> Vec<Attempt> {
     let mut all = Vec::new();
     for device in ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
     {
-        // To what they are already, so that success harms nothing.
+        // Set to their current values, so that success would do no harm.
         let steps = ["touch @", "chmod 666 @", "fchmod 666 @"].map(|it| it.replace('@', device));
         let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
         for policy in [read_only(), wide(), narrow()] {

@@ -1,4 +1,4 @@
-//! Sockets of the host with a name in the file system, and without.
+//! Unix sockets of the host, with and without a name in the file system.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +57,7 @@ fn catalogue_with_a_network_only_sockets_in_writable_places_are_reached() {
                 ]);
             let judged = runtime().block_on(judge_in(&world, &made, &server));
             failures.extend(judged.map(|failure| format!("{}: {failure}", made.name)));
-            // Whoever connected is in the queue of the listener, since the attacker has ended.
+            // The attacker has exited, so a connection would be in the listener's queue.
             for (path, listener) in &outside {
                 if listener.accept().is_ok() {
                     failures.push(format!("{}: {path} was reached", made.name));

@@ -1,4 +1,4 @@
-//! The directory that an attempt is made in.
+//! The directory of an attempt.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -23,13 +23,13 @@ impl World {
         Self::below("/var/tmp", user)
     }
 
-    /// What `{SERVER}` and `{PORT}` stand for.
+    /// Sets the values of `{SERVER}` and `{PORT}`.
     pub(super) fn served_by(&mut self, server: &Running) {
         self.server = server.pid();
         self.port = server.url.rsplit_once(':').unwrap().1.parse().unwrap();
     }
 
-    /// A fresh one in a directory.
+    /// A new world in a directory.
     pub(super) fn below(parent: &str, user: User) -> Self {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl World {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
             self.user.give(&path);
         }
-        // Contents that the model knows as secrets where they are not granted; each its own.
+        // Unique contents, which the model treats as secrets where they are not granted.
         let files = [
             "out/f",
             "out/d/f",
@@ -77,7 +77,7 @@ impl World {
             "w/.git/hooks/pre-commit",
             "w2/f",
             "w2/.git/config",
-            // Names that only a listing could tell.
+            // Names that only a listing reveals.
             "out/ncz1q",
             "out/d/ncz2q",
             "w/den/ncz3q",
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// A path in it.
+    /// A path in the world.
     pub(super) fn path(&self, text: &str) -> PathBuf {
         self.expand(text).into()
     }
@@ -110,7 +110,7 @@ impl World {
             .replace("{PORT}", &self.port.to_string())
     }
 
-    /// Does steps without a sandbox, as the server's user; each has to work.
+    /// Executes steps without a sandbox, as the server's user; each must succeed.
     pub(super) fn prepare(&self, steps: &[String]) {
         if steps.is_empty() {
             return;

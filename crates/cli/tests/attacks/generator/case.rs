@@ -1,4 +1,4 @@
-//! One case: a tree, policies and requests, all from one seed; and how it is run and judged.
+//! One case: a tree, policies and requests, all from one seed; and its execution and verdict.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::model::Model;
 use super::policy::{Access, Name, Policy};
 use super::random::Random;
 use super::snapshot::{self, Snapshot};
-use super::steps::{Mind, Step};
+use super::steps::{Attacker, Step};
 use super::tree::{Tree, What};
 use crate::server::{self, Outcome, User};
 use crate::support::Client;
@@ -22,7 +22,7 @@ pub(super) enum Way {
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     pub way: Way,
-    /// Which policy, in a session of its own.
+    /// The policy; each has its own session.
     pub policy: usize,
     pub steps: Vec<Step>,
 }
@@ -36,22 +36,22 @@ pub(super) struct Case {
     pub requests: Vec<Request>,
 }
 
-/// What a case showed.
+/// The verdict on a case.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub violation: Option<String>,
     pub requests: usize,
     pub refused: usize,
-    /// The tree and the policy gave no reason to refuse the first request: whether it was refused.
+    /// Whether the first request was refused although the tree and the policy gave no reason.
     pub honest: Option<bool>,
-    /// Why it was.
+    /// The server's reason.
     pub reason: Option<String>,
-    /// What the first request said, for a case that is replayed.
+    /// The output of the first request, for a replayed case.
     pub said: Vec<String>,
 }
 
 impl Case {
-    /// Whose server a case runs against.
+    /// The user of the server for a seed.
     pub(super) fn user_of(seed: u64) -> User {
         let users = User::all();
         users[(seed % users.len() as u64) as usize]
@@ -70,7 +70,7 @@ impl Case {
         let count = if random.percent(15) { 2 } else { 1 };
         let policies: Vec<Policy> =
             (0..count).map(|_| Policy::generate(&mut random, &tree)).collect();
-        let mut mind = Mind::new(&tree, &policies);
+        let mut mind = Attacker::new(&tree, &policies);
         let mut requests: Vec<Request> = Vec::new();
         let mut left_over = Vec::new();
         let count = random.between(2, 4);
@@ -81,7 +81,7 @@ impl Case {
                 steps.push(mind.step(&mut random));
             }
             if number + 1 < count && random.percent(80) {
-                let (first, then) = mind.plot(&mut random);
+                let (first, then) = mind.two_request_attack(&mut random);
                 steps.extend(first);
                 left_over = then;
             }
@@ -95,7 +95,7 @@ impl Case {
         case
     }
 
-    /// Leaves out what is known to be open, to see what else is.
+    /// Removes known holes from the case, to find others.
     fn leave_out(&mut self, known: &str) {
         let base = self.tree.base.clone();
         for word in self.requests.iter_mut().flat_map(|it| &mut it.steps).flat_map(|it| &mut it.0) {
@@ -130,8 +130,8 @@ impl Case {
         }
     }
 
-    /// Lets the whole disk be written. A server remembers what its sandboxes could write, and trusts
-    /// links there no more, `/bin` among them: such cases have servers of their own.
+    /// Whether a policy makes the whole disk writable. A server remembers what its sandboxes could write, and
+    /// no longer trusts links there, `/bin` among them; so these cases have their own servers.
     pub(super) fn writes_everywhere(&self) -> bool {
         self.policies.iter().any(|policy| {
             policy
@@ -141,7 +141,7 @@ impl Case {
         })
     }
 
-    /// Runs it: the clients are of one server, one for each policy.
+    /// Runs the case with one client per policy, all of one server.
     pub(super) async fn run(&self, clients: &mut [Client]) -> Verdict {
         let base = Path::new(&self.tree.base);
         snapshot::remove(base);
@@ -193,7 +193,7 @@ impl Case {
         verdict
     }
 
-    /// What has to work in the first request, before anything is attacked.
+    /// Operations that must work in the first request, before the attack.
     fn controls(&self, model: &Model) -> Vec<String> {
         let write = model.may_write.as_ref().map(|path| format!("write {} fine", path.display()));
         let read = model.may_read.as_ref().map(|(path, _)| format!("read {}", path.display()));
@@ -206,7 +206,7 @@ impl Case {
         controls.is_empty() || ((1..=controls.len()).all(worked) && read)
     }
 
-    /// Nothing about it is a reason to refuse: no links, nothing closed, nothing dangling.
+    /// Whether the server has no reason to refuse: no links, no closed directories, no missing targets.
     fn is_honest(&self, model: &Model) -> bool {
         let straight = |path: &String| {
             let path = PathBuf::from(path);
@@ -235,7 +235,7 @@ async fn files(
             params["sandbox"] = sandbox.clone();
             let answer = client.call(method, params).await;
             outcome.refused &= answer["error"]["code"] == -32602;
-            outcome.said.push_str(&server::told(&answer));
+            outcome.said.push_str(&server::decoded_text(&answer));
             outcome.said.push('\n');
         }
     }

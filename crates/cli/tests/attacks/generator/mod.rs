@@ -1,8 +1,8 @@
 //! Random policies, trees and attackers, judged by a model of the contract.
 //!
-//! `ATTACK_SEED` is the first seed (0), `ATTACK_CASES` how many (10,000). With one case it is told in
-//! full. `ATTACK_ALL` lists every failure instead of stopping after a few, one line each.
-//! `ATTACK_WITHOUT` leaves out what is known to be open: any of `up,shm,set-id,git`.
+//! `ATTACK_SEED` is the first seed (default 0), `ATTACK_CASES` the number of cases (default 10,000). A single
+//! case is printed in full. `ATTACK_ALL` lists every failure, one line each, instead of stopping after a few.
+//! `ATTACK_WITHOUT` excludes known holes: any of `up,shm,set-id,git`.
 
 mod case;
 pub(crate) mod model;
@@ -23,10 +23,10 @@ use crate::server::User;
 use crate::support::{Client, Running, codex};
 use case::{Case, Verdict};
 
-/// Failures after which no more are looked for.
+/// Number of failures after which the search stops.
 const ENOUGH: usize = 5;
 
-/// Sessions with cases of their own, for each user.
+/// Concurrent sessions per user.
 const WORKERS: usize = 2;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -74,7 +74,7 @@ async fn clients(server: &Running) -> Vec<Client> {
     vec![server.client().await, server.client().await]
 }
 
-/// Runs a case; a server that hangs or goes away is a failure of it.
+/// Runs a case; a server that hangs or exits fails it.
 async fn judge(case: &Case, server: &Running, held: &mut Vec<Client>) -> Verdict {
     if held.is_empty() {
         *held = clients(server).await;
@@ -89,14 +89,14 @@ async fn judge(case: &Case, server: &Running, held: &mut Vec<Client>) -> Verdict
     })
 }
 
-/// The word a violation begins with, behind the number of its request.
+/// The first word of a violation, after the number of its request.
 fn kind(verdict: &Verdict) -> Option<String> {
     let text = verdict.violation.as_deref()?;
     let text = text.strip_prefix("request ").map_or(text, |rest| &rest[2..]);
     text.split(':').next().map(|word| word.trim().to_owned())
 }
 
-/// Leaves out every step and entry that the failure does not need.
+/// Removes every step and entry that the failure does not need.
 async fn shrink(case: &Case, server: &Running, held: &mut Vec<Client>) -> (Case, Verdict) {
     let mut best = case.clone();
     let mut verdict = judge(&best, server, held).await;
@@ -187,8 +187,8 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
     let began = std::time::Instant::now();
     std::thread::scope(|scope| {
         for &user in User::all() {
-            // One for policies that write everywhere, which leave no link to be trusted; each with
-            // plans that are used again, and without.
+            // A separate server for policies that write everywhere, after which no link is trusted; each with
+            // and without cached plans.
             let servers = ["on", "off"].map(|cache| {
                 let start = || user.server_of(codex(), &["--sandbox-plan-cache", cache]);
                 [start(), start()]
@@ -212,12 +212,12 @@ fn generator_no_random_attacker_reads_or_changes_what_no_policy_grants() {
                             }
                             let mut case = Case::generate(seed);
                             let which = usize::from(case.writes_everywhere());
-                            // The parity of a seed is its user.
+                            // The parity of a seed selects its user.
                             let cache = (seed / 2 % 2) as usize;
                             let server = &servers[cache][which];
                             let held = &mut held_of[cache][which];
                             if which == 1 {
-                                // Used too seldom to answer the server's pings in time.
+                                // Used too rarely to answer the server's pings in time.
                                 held.clear();
                             }
                             let mut verdict = judge(&case, server, held).await;

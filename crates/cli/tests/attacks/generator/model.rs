@@ -1,9 +1,9 @@
-//! What the contract says of one tree under one or several policies.
+//! A model of the contract for one tree under one or several policies.
 //!
-//! Computed from the trusted tree, before any attacker has run, and from the contract's own words:
-//! nothing of the sandbox is used. Where the contract leaves room, more is allowed.
+//! Computed from the trusted tree, before an attacker runs, and from the contract alone, without code of the
+//! sandbox. Where the contract is ambiguous, the model allows more.
 //!
-//! Rights belong to objects (inodes). What one policy of a case grants, the case grants.
+//! Rights belong to objects (inodes). A case grants what any of its policies grants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +12,7 @@ use super::policy::{Access, Name, Policy};
 use super::snapshot::{Kind, Snapshot};
 use super::tree::is_unknown;
 
-/// What is at the end of a path once its links are followed.
+/// The end of a path after its links are followed.
 enum Place {
     Found(PathBuf),
     Missing(PathBuf),
@@ -77,13 +77,13 @@ fn follow_lead(path: &Path, assumed: &mut Vec<PathBuf>) -> Place {
 #[derive(Default)]
 struct Resolved {
     named: HashMap<PathBuf, Access>,
-    /// Denied by a pattern only: hidden, but its name may move.
+    /// Denied only by a pattern: hidden, but may be renamed.
     matched: HashSet<PathBuf>,
-    /// Neither it nor a directory above it may be moved.
+    /// Neither the path nor a parent may be moved.
     pinned: Vec<PathBuf>,
-    /// May not come into being.
+    /// Must not be created.
     absent: Vec<PathBuf>,
-    /// To be written and missing: the server makes it a directory before a process starts.
+    /// A missing writable root, which the server creates before a process starts.
     created: Vec<PathBuf>,
 }
 
@@ -234,7 +234,7 @@ impl Resolved {
         resolved
     }
 
-    /// Every name on the way from the writable place around it to something protected.
+    /// Every name between a writable directory and a protected path in it.
     fn names_that_stay(&self) -> HashSet<PathBuf> {
         let mut stay = HashSet::new();
         for path in &self.pinned {
@@ -283,7 +283,7 @@ fn pointed_to(
     }
 }
 
-/// What the links in a directory, and in some of its directories, lead to.
+/// The targets of links in a directory and in some of its subdirectories.
 fn linked_from(
     directory: &Path,
     deeper: &[&str],
@@ -332,24 +332,24 @@ fn matches(pattern: &str, policy: &Policy, tree: &Snapshot) -> Vec<PathBuf> {
     .collect()
 }
 
-/// What the case allows.
+/// What a case allows.
 pub(crate) struct Model {
     pub initial: Snapshot,
     /// Inodes that may be changed.
     pub writable: HashSet<u64>,
-    /// Directories whose names may not change at all: those that are not writable.
+    /// Directories that are not writable, whose entries must not change.
     pub names: BTreeMap<u64, BTreeMap<PathBuf, u64>>,
-    /// Names that keep leading to the same object.
+    /// Names that must keep referring to the same object.
     pub pinned: Vec<(PathBuf, u64)>,
     pub absent: Vec<PathBuf>,
-    /// Directories that may come into being wherever they are, and those above them.
+    /// Directories that may be created, and their parents.
     pub created: HashSet<PathBuf>,
-    /// Text that may come out nowhere, and the inode of the file that holds it.
+    /// Text that must not leak, and the inode of its file.
     pub secrets: Vec<(String, u64)>,
-    /// A file to write first, and content to read, that show the sandbox can be used.
+    /// A file to write and content to read, which show that the sandbox is usable.
     pub may_write: Option<PathBuf>,
     pub may_read: Option<(PathBuf, String)>,
-    /// The first policy lets its own working directory be entered.
+    /// Whether the first policy lets a process enter its working directory.
     pub enters: bool,
 }
 
@@ -381,7 +381,7 @@ impl Model {
                 names.entry(above.inode).or_default().insert(path.clone(), object.inode);
             }
         }
-        // A name stays if every policy that could move it keeps it.
+        // A name stays if every policy that could move it protects it.
         let stays: Vec<HashSet<PathBuf>> = resolved.iter().map(Resolved::names_that_stay).collect();
         let mut pinned = Vec::new();
         for (path, object) in &initial.objects {
@@ -459,20 +459,20 @@ impl Model {
         }
     }
 
-    /// Whether a name that was not there is a missing root that the server has made.
+    /// Whether a new path is a missing root that the server has created.
     fn may_create(&self, path: &Path, now: &Snapshot) -> bool {
         self.created.contains(path)
             && now.objects.get(path).is_some_and(|object| object.kind == Kind::Directory)
     }
 
-    /// What is on the disk, or came out, that the case does not allow.
+    /// A change on the disk, or output, that the case does not allow.
     pub(crate) fn violation(&self, now: &Snapshot, said: &str) -> Option<String> {
         if let Some((secret, inode)) = self.secrets.iter().find(|(it, _)| said.contains(it)) {
             return Some(format!("leak: {secret} of {} came out", self.initial.name_of(*inode)));
         }
         let by_inode = now.by_inode();
         for (directory, names) in &self.names {
-            // What has gone altogether is told below.
+            // Removed objects are reported below.
             if !by_inode.contains_key(directory) {
                 continue;
             }

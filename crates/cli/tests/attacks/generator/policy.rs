@@ -1,4 +1,4 @@
-//! A random policy, and what it is on the wire.
+//! A random policy, and its JSON.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::random::Random;
 use super::tree::{Tree, What};
 use crate::program;
 
-/// In the order in which a grant grows.
+/// Ordered from least to most access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
     Deny,

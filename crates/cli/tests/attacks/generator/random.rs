@@ -1,4 +1,4 @@
-//! A small generator of random numbers, the same everywhere for the same seed.
+//! A small random number generator; deterministic for a seed.
 
 /// SplitMix64.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ impl Random {
         low + self.below(high - low + 1)
     }
 
-    /// True so many times in a hundred.
+    /// True with this chance in percent.
     pub(crate) fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }

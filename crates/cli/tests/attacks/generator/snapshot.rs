@@ -1,4 +1,4 @@
-//! Everything there is below a directory.
+//! A snapshot of everything below a directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -22,13 +22,13 @@ pub(crate) struct Object {
     pub owner: (u32, u32),
     pub links: u64,
     pub modified: (i64, i64),
-    /// Of a file; of a link its target.
+    /// The content of a file, or the target of a link.
     pub content: Vec<u8>,
     pub attributes: Vec<u8>,
 }
 
 impl Object {
-    /// In what two differ, in words.
+    /// The difference between two objects, as text.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let linked = self.kind != Kind::Directory && self.links != other.links;
         if self.kind != other.kind {
@@ -65,7 +65,7 @@ impl Snapshot {
     }
 
     fn look(&mut self, path: &Path) {
-        // Gone between listing and looking: a placeholder, which comes and goes.
+        // Removed after the listing: a placeholder, which is temporary.
         let Ok(found) = path.symlink_metadata() else { return };
         let file_type = found.file_type();
         let mut attributes = vec![0; 256];
@@ -129,7 +129,7 @@ impl Snapshot {
     }
 }
 
-/// What is in a file; of a large one, which is a program, its beginning and its size.
+/// The content of a file; for a large one, which is a program, its beginning and its size.
 fn content(path: &Path) -> std::io::Result<Vec<u8>> {
     const LARGE: u64 = 1 << 20;
     let file = std::fs::File::open(path)?;
@@ -142,7 +142,7 @@ fn content(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Does something with a path that may be closed to its own owner.
+/// Accesses a path whose mode may exclude its owner.
 fn opened<T>(
     path: &Path,
     object: &Object,
@@ -158,7 +158,7 @@ fn opened<T>(
     again
 }
 
-/// Removes a tree, whatever its modes are.
+/// Removes a tree, whatever its modes.
 pub(crate) fn remove(base: &Path) {
     if std::fs::remove_dir_all(base).is_ok() {
         return;

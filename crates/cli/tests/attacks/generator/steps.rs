@@ -1,7 +1,7 @@
-//! What a random attacker does, with every name it knows and every way to spell it.
+//! Random steps of an attacker, with every name that it knows in every spelling.
 //!
-//! No step ends in a name that is not below the case's own directory, so that a hole in the sandbox
-//! harms nothing else: a link to `/` is only ever a prefix.
+//! No step ends in a name outside the case's directory, so that a hole in the sandbox harms nothing else: a
+//! link to `/` is only ever a prefix.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::policy::Policy;
 use super::random::Random;
 use super::tree::{Tree, What};
 
-/// One step, in the attacker's words.
+/// One step, as arguments of the attacker's program.
 #[derive(Debug, Clone)]
 pub(crate) struct Step(pub Vec<String>);
 
@@ -22,7 +22,7 @@ impl Step {
         self.0.join(" ")
     }
 
-    /// The same over the wire, in every way that there is: each is one or several requests.
+    /// The same as requests, in every possible way: each way is one or several requests.
     pub(crate) fn requests(&self) -> Vec<Vec<(&'static str, Value)>> {
         let word = |n: usize| self.0.get(n).map_or("", String::as_str);
         let x = "eA==";
@@ -92,15 +92,15 @@ impl Step {
     }
 }
 
-/// What an attacker knows.
-pub(crate) struct Mind {
+/// An attacker, and the names that it knows.
+pub(crate) struct Attacker {
     base: String,
-    /// Every name that leads somewhere, or did.
+    /// Every name that exists or existed.
     names: Vec<String>,
     directories: Vec<String>,
-    /// Names that the policies speak of, and what is around `.git`.
+    /// Names in the policies, and those around `.git`.
     interesting: Vec<String>,
-    /// What may be replaced to great effect: named by a policy.
+    /// Names in a policy, whose replacement has the most effect.
     granted: Vec<String>,
     links: Vec<String>,
     /// Prefixes that lead to the root.
@@ -108,7 +108,7 @@ pub(crate) struct Mind {
     fresh: usize,
 }
 
-impl Mind {
+impl Attacker {
     pub(crate) fn new(tree: &Tree, policies: &[Policy]) -> Self {
         let granted: Vec<String> = policies.iter().flat_map(Policy::named).collect();
         let names = tree.paths(|_| true);
@@ -171,7 +171,7 @@ impl Mind {
         format!("{}/x{}", self.directory(random), self.fresh)
     }
 
-    /// One of the ways to say a name.
+    /// A random spelling of a name.
     fn spell(&self, random: &mut Random, path: &str) -> String {
         match random.below(100) {
             0..=11 => format!("/..{path}"),
@@ -200,7 +200,7 @@ impl Mind {
         }
     }
 
-    /// Everything that can be tried with a name.
+    /// A random operation on a name.
     fn touch(&mut self, random: &mut Random, path: &str) -> Step {
         let name = self.spell(random, path);
         let mode = *random.pick(&["777", "000", "555", "755", "4755", "2755", "644"]);
@@ -265,16 +265,16 @@ impl Mind {
         }
     }
 
-    /// An attack over two requests: what prepares it, and what makes use of it.
-    pub(crate) fn plot(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
+    /// An attack over two requests: the preparation, and the use.
+    pub(crate) fn two_request_attack(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
         match random.below(6) {
-            5 => self.carry_off(random),
+            5 => self.move_parent(random),
             0 | 1 => {
                 let path = self.replaced(random);
                 self.replace(random, &path)
             }
             2 => self.close(random),
-            3 => self.carry_off(random),
+            3 => self.move_parent(random),
             _ => {
                 let found = (!self.links.is_empty()).then(|| random.pick(&self.links).clone());
                 let path = found.unwrap_or_else(|| self.replaced(random));
@@ -288,7 +288,7 @@ impl Mind {
         if random.percent(25) { above(&path, &self.base, random) } else { path }
     }
 
-    /// A name that a policy speaks of comes to lead elsewhere.
+    /// Redirects a name in a policy.
     fn replace(&mut self, random: &mut Random, path: &str) -> (Vec<Step>, Vec<Step>) {
         let old = self.fresh(random);
         let mut first = match random.below(4) {
@@ -327,7 +327,7 @@ impl Mind {
         (first, then)
     }
 
-    /// A way is closed, and opened again by the next.
+    /// Closes a path in the first request, and opens it in the second.
     fn close(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
         let path = random.pick(&self.interesting).clone();
         let closed =
@@ -354,8 +354,8 @@ impl Mind {
         (first, then)
     }
 
-    /// A directory above something is moved, and what was in it looked for at the new place.
-    fn carry_off(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
+    /// Moves a parent directory, and accesses its content at the new path.
+    fn move_parent(&mut self, random: &mut Random) -> (Vec<Step>, Vec<Step>) {
         let path = random.pick(&self.interesting).clone();
         let carried =
             if random.percent(20) { path.clone() } else { above(&path, &self.base, random) };

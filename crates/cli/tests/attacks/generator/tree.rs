@@ -1,4 +1,4 @@
-//! The trusted tree a case begins with.
+//! The trusted tree that a case starts with.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) struct Object {
 pub(crate) struct Tree {
     pub base: String,
     pub objects: Vec<Object>,
-    /// No directory is closed to its owner, no `.git` is anything but a directory, and none holds links.
+    /// No directory excludes its owner, every `.git` is a directory, and none contains links.
     pub plain: bool,
     tokens: usize,
     seed: u64,
@@ -86,7 +86,7 @@ impl Tree {
             tree.link(random);
         }
         if random.percent(15) {
-            // Not of what names other places: written by its other name, it would name others.
+            // Not of files that name other paths: through a second name they would name others.
             let is_pointer = |text: &str| text.starts_with("gitdir") || text.starts_with("../..");
             let files = tree.paths(|what| matches!(what, What::File(text) if !is_pointer(text)));
             let other = random.pick(&files).clone();
@@ -131,7 +131,7 @@ impl Tree {
         self.add(path, What::File(content), 0o644);
     }
 
-    /// The names of a kind, but for those that no attacker knows.
+    /// The names of a kind, except those that no attacker knows.
     pub(crate) fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
         let all = self.objects.iter().filter(|object| wanted(&object.what));
         all.filter(|object| !is_unknown(&object.path)).map(|object| object.path.clone()).collect()
@@ -226,7 +226,7 @@ impl Tree {
         self.link_in(random, &place, name);
     }
 
-    /// A link in a directory, to anything. In metadata it may be one that cannot be protected.
+    /// A link in a directory, to anything. In metadata it may be unprotectable.
     fn link_in(&mut self, random: &mut Random, place: &str, name: &str) {
         let is_metadata = |part: &str| matches!(part, ".git" | ".agents" | ".codex" | "gd");
         self.plain &= !place.split('/').any(is_metadata);
@@ -245,7 +245,7 @@ impl Tree {
         self.add(path, What::Link(target), 0o777);
     }
 
-    /// Creates it all, as this user's.
+    /// Creates the tree, owned by this user.
     pub(crate) fn create(&self, user: User) {
         for object in &self.objects {
             let path = Path::new(&object.path);
@@ -267,7 +267,7 @@ impl Tree {
     }
 }
 
-/// Whether it is a name that only a listing could tell an attacker.
+/// Whether an attacker can learn the name only from a listing.
 pub(super) fn is_unknown(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with('n') && name.ends_with('q') && name.contains('z')
@@ -278,7 +278,7 @@ fn through_missing(from: &str, to: &str) -> String {
     format!("absent/../{}", relative(from, to))
 }
 
-/// A path as seen from a directory.
+/// A path relative to a directory.
 fn relative(from: &str, to: &str) -> String {
     let (from, to): (Vec<&str>, Vec<&str>) = (from.split('/').collect(), to.split('/').collect());
     let same = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
