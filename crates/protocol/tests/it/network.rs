@@ -1,7 +1,7 @@
 //! The managed network.
 
 use codex_exec_server_protocol::network::*;
-use codex_exec_server_protocol::{encode, notice, parse_params};
+use codex_exec_server_protocol::{encode, notification, parse_params};
 use serde_json::value::RawValue;
 
 use crate::golden::{golden, reads_as, refuses};
@@ -186,7 +186,7 @@ fn records() {
     };
     let text = r#"{"processId":"p","timestamp":"2026-11-18T00:40:22.739Z","scope":"domain","decision":"allow","source":"decider","reason":"not_allowed","protocol":"http","host":"a.b","port":80,"method":"GET","client":"127.0.0.1:9","policyOverride":true}"#;
     golden(&record, text);
-    let sent = encode::notification::<notice::NetworkPolicyDecision>(&record);
+    let sent = encode::notification::<notification::NetworkPolicyDecision>(&record);
     let expected = format!(r#"{{"method":"network/policyDecision","params":{text}}}"#);
     assert_eq!(String::from_utf8(sent).unwrap(), expected);
     let other = NetworkPolicyDecisionNotification {

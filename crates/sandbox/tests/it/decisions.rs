@@ -702,7 +702,7 @@ fn entries_behind_missing_directories_grant_nothing() {
         ("/ro/target/x", Entry::File("")),
     ]);
     let tried_with = |path: &str, access: AccessMode| {
-        let entries = vec![project(AccessMode::Write), place(path, access)];
+        let entries = vec![project(AccessMode::Write), path_entry(path, access)];
         tried(&tree, &context(entries), &[])
     };
     for access in [AccessMode::Read, AccessMode::Write] {

@@ -44,6 +44,10 @@ impl<const STAGE: usize> FileRequest for Panics<STAGE> {
         self.0.take_sandbox()
     }
 
+    fn only_reads(&self) -> bool {
+        self.0.only_reads()
+    }
+
     fn response(_: Outcome) -> Result<TestResponse<STAGE>, FileError> {
         panic_at::<STAGE>(RESPONSE);
         Ok(TestResponse {})
