@@ -16,6 +16,7 @@ mod entries;
 mod landlock_only;
 mod lifecycle;
 mod metadata;
+mod missing_directories;
 mod plan_cache;
 mod promises;
 mod proof;
