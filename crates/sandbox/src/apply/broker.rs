@@ -115,7 +115,7 @@ impl Call {
         let error = result.err().map_or(0, |errno| -errno.raw_os_error());
         let reply = libc::seccomp_notif_resp { id: self.id, val: 0, error, flags: 0 };
         // SAFETY: the request reads this structure, which lives across the call. If the caller has gone
-        // there is nobody to answer.
+        // there is no one to reply to.
         unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &raw const reply) };
     }
 

@@ -288,7 +288,7 @@ impl SignalForwarder {
     /// Call it while every signal is blocked.
     pub(super) fn new(stop_pipe: OwnedFd, inner: i32) -> rustix::io::Result<Self> {
         use std::os::fd::FromRawFd;
-        // SAFETY: the set is filled before it is used; the descriptor is new and nobody else's.
+        // SAFETY: the set is filled before it is used; the descriptor is new and owned by nothing else.
         unsafe {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigfillset(&raw mut set);

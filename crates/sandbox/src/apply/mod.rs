@@ -99,7 +99,7 @@ pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
 fn inherited(number: i32) -> Option<OwnedFd> {
     // SAFETY: only the flags are asked for; a closed number is answered with an error.
     let there = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    // SAFETY: it is open, and by the contract of re-entry nobody else in this process owns it.
+    // SAFETY: it is open, and by the contract of re-entry nothing else in this process owns it.
     let fd = there.then(|| unsafe { OwnedFd::from_raw_fd(number) })?;
     rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?;
     Some(fd)

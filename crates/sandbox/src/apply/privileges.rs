@@ -77,7 +77,7 @@ pub(super) fn load_seccomp(program: &[u64]) -> Result<(), Failure> {
 /// Step `Seccomp`, with a listener for the calls that the program passes on.
 pub(super) fn load_seccomp_with_listener(program: &[u64]) -> Result<OwnedFd, Failure> {
     let listener = load(program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
-    // SAFETY: with this flag the answer is a new descriptor, which nobody else owns.
+    // SAFETY: with this flag the answer is a new descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(listener as i32) })
 }
 

@@ -29,7 +29,7 @@ struct Control([u8; 128]);
 pub(crate) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: the kernel stores two descriptors there, which are new and nobody else's.
+    // SAFETY: the kernel stores two descriptors there, which are new and owned by nothing else.
     unsafe {
         sys::check(i64::from(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr())))?;
         Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
@@ -121,7 +121,7 @@ pub(super) fn wait_for_launch() {
 
 fn install_descriptors(fds: &[RawFd], numbers: &[u8], terminal: bool) {
     let mut moved = [-1; MAX_DESCRIPTORS];
-    // SAFETY: system calls on numbers that were received just now, that nobody else owns, and that no
+    // SAFETY: system calls on numbers that were received just now, that nothing else owns, and that no
     // destructor will close.
     unsafe {
         for (moved, fd) in moved.iter_mut().zip(fds) {

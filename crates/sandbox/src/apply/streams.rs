@@ -71,7 +71,7 @@ pub(super) fn confine(
             Ok(confined) => {
                 let given = rustix::io::fcntl_dupfd_cloexec(stream, 3);
                 let given = given.map_err(during(Stage::Sources))?;
-                // SAFETY: both are open, and nobody owns the number of a standard stream.
+                // SAFETY: both are open, and nothing owns the number of a standard stream.
                 let moved = unsafe { libc::dup2(confined.as_raw_fd(), stream.as_raw_fd()) };
                 sys::check(i64::from(moved)).map_err(during(Stage::Sources))?;
                 if kind == FileType::RegularFile {

@@ -174,7 +174,7 @@ pub(crate) unsafe fn fork_into(
     if pid == 0 {
         return Ok(None);
     }
-    // SAFETY: the kernel has just stored a new descriptor there, which nobody else owns.
+    // SAFETY: the kernel has just stored a new descriptor there, which nothing else owns.
     Ok(Some((pid as i32, unsafe { OwnedFd::from_raw_fd(pidfd) })))
 }
 
@@ -182,7 +182,7 @@ pub(crate) unsafe fn fork_into(
 pub(crate) fn take_descriptor(process: i32, number: i32) -> rustix::io::Result<OwnedFd> {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     let pidfd = pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-    // SAFETY: no pointers; the answer is a new descriptor that nobody else owns.
+    // SAFETY: no pointers; the answer is a new descriptor that nothing else owns.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0);
         Ok(OwnedFd::from_raw_fd(check(fd)? as i32))

@@ -612,7 +612,7 @@ fn terminal() -> (File, OwnedFd) {
         )
     };
     assert_eq!(made, 0);
-    // SAFETY: just opened, and owned by nobody.
+    // SAFETY: just opened, and owned by nothing else.
     unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
 }
 

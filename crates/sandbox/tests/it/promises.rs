@@ -313,7 +313,7 @@ fn root_writes_files_of_others_without_changing_owners() {
     }
     // The control: its own file may stay its own.
     world.shell(workspace(), "chown 0:0 y").ok();
-    // A program that would run with somebody's rights loses that once it is changed; without
+    // A program that would run with its owner's rights loses that once it is changed; without
     // namespaces this depends on a capability that root has.
     let write = ["sh", "-c", "echo x >> set-id"];
     let only = managed(vec![root(AccessMode::Read), at(&set_id, AccessMode::Write)]);

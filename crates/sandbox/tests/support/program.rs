@@ -1,7 +1,7 @@
 //! Everything the tests run: the re-entered executable, a server in miniature, and the attempts.
 //!
 //! - re-entered: the sandbox
-//! - `run CONTEXT CWD -- ARGV`: prepares, spawns and waits as a server would, as whoever runs it
+//! - `run CONTEXT CWD -- ARGV`: prepares, spawns and waits as a server would, as the user who runs it
 //! - `attempt NAME [ARGUMENT…]`: tries something forbidden; exits 0 if it succeeded
 
 mod attempts;

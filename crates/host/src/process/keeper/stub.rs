@@ -161,7 +161,7 @@ extern "C" fn keeper(state: *mut c_void) -> c_int {
             state.cast::<c_void>(),
         )
     };
-    // SAFETY: the process has gone or executed; nobody else writes here.
+    // SAFETY: the process has gone or executed; nothing else writes here.
     let state = unsafe { &mut *state };
     // SAFETY: our own copy of that descriptor, open until this process ends.
     let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
@@ -182,7 +182,7 @@ extern "C" fn keeper(state: *mut c_void) -> c_int {
         let _ = rustix::process::wait(WaitOptions::empty());
         send_report(socket, Report::Failed { step, errno: errno.raw_os_error() });
     }
-    // SAFETY: leaves without destructors or exit handlers, which belong to whoever started us.
+    // SAFETY: leaves without destructors or exit handlers, which belong to the parent.
     let _ = unsafe { call(libc::SYS_exit_group, [0]) };
     0
 }

@@ -181,7 +181,7 @@ fn on_a_small_disk(test: impl FnOnce(&Fixture) + Send) {
         return;
     }
     let run = || {
-        // SAFETY: the thread shares its filesystem state with nobody afterwards, and its
+        // SAFETY: the thread shares its filesystem state with no other afterwards, and its
         // descriptors are not unshared.
         let unshared =
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
