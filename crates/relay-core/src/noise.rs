@@ -126,8 +126,8 @@ impl Initiator {
     }
 
     /// Reads the reply, whose payload must be empty.
-    pub(crate) fn finish(mut self, answer: &[u8]) -> Result<RecordCipher, HandshakeError> {
-        let payload = read(&mut self.0, answer, 0)?;
+    pub(crate) fn finish(mut self, reply: &[u8]) -> Result<RecordCipher, HandshakeError> {
+        let payload = read(&mut self.0, reply, 0)?;
         if !payload.is_empty() {
             return Err(HandshakeError::UnexpectedPayload);
         }
@@ -171,8 +171,8 @@ impl Responder {
 
     /// Writes the reply and returns the record cipher.
     pub(crate) fn accept(mut self) -> Result<(Vec<u8>, RecordCipher), HandshakeError> {
-        let answer = write(&mut self.0, &[])?;
-        Ok((answer, RecordCipher::new(*self.0, false)?))
+        let reply = write(&mut self.0, &[])?;
+        Ok((reply, RecordCipher::new(*self.0, false)?))
     }
 }
 

@@ -215,10 +215,10 @@ impl Stream {
     /// Checks that the peer is alive by a resume, which it answers with an acknowledgement. False for a
     /// peer that is not proven, which may not answer.
     pub(crate) fn probe(&mut self) -> bool {
-        let answers = self.is_open() && self.outbound.is_proven() && self.detached_until.is_none();
-        self.send_resume |= answers;
-        self.probed |= answers;
-        answers
+        let responds = self.is_open() && self.outbound.is_proven() && self.detached_until.is_none();
+        self.send_resume |= responds;
+        self.probed |= responds;
+        responds
     }
 
     /// Queues a heartbeat.

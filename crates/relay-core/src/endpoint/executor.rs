@@ -313,9 +313,9 @@ impl Executor {
             return;
         };
         match responder.accept() {
-            Ok((answer, cipher)) => {
+            Ok((reply, cipher)) => {
                 let channel = Channel::Noise { cipher, deframer: Deframer::default() };
-                stream.send_handshake(answer);
+                stream.send_handshake(reply);
                 stream.open(channel, &config, now);
                 stream.expect_first_record(&config, now);
                 self.streams.wake(id);

@@ -236,12 +236,12 @@ impl Harness {
 
     // --- inside ---
 
-    fn on_handshake(&mut self, id: &StreamId, answer: &[u8], now: Instant) {
+    fn on_handshake(&mut self, id: &StreamId, reply: &[u8], now: Instant) {
         let config = self.streams.config().clone();
         let Some(stream) = self.streams.get_mut(id) else { return };
-        let seen = digest(answer);
+        let seen = digest(reply);
         match std::mem::replace(&mut stream.phase, Phase::Transitioning) {
-            Phase::Opening { initiator, .. } => match initiator.finish(answer) {
+            Phase::Opening { initiator, .. } => match initiator.finish(reply) {
                 Ok(cipher) => {
                     let channel = Channel::Noise { cipher, deframer: Deframer::default() };
                     stream.handshake_seen = Some(seen);
