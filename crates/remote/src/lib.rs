@@ -19,7 +19,7 @@ mod trace_context;
 
 pub use authorities::{AuthoritiesError, tls_from_file};
 pub use base_url::{BaseUrl, BaseUrlError};
-pub use codex_exec_rpc::Secret;
+pub use codex_exec_rpc::{Proxies, Secret};
 pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
 pub use entropy::entropy;
 pub use http_client::{Answer, HttpClient, HttpConfig, HttpError, Payload, encode_form};

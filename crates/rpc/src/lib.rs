@@ -19,6 +19,7 @@ mod memory;
 mod outbound;
 mod peer;
 mod pending;
+mod proxy;
 mod secret;
 mod shares;
 pub mod socket;
@@ -27,7 +28,7 @@ mod websocket;
 
 pub use budget::{Meter, Metered};
 pub use connection::{Connection, ConnectionConfig, TransportError};
-pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
+pub use dial::{DialError, DialledStream, TransportStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
 #[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
@@ -38,6 +39,7 @@ pub use outbound::{
 };
 pub use peer::{Heard, Peer};
 pub use pending::{Answer, OnAnswer, Pending};
+pub use proxy::{Proxies, Proxy};
 pub use secret::Secret;
 pub use shares::{Account, Budget, Share, Transfer};
 pub use socket::websocket_config;

@@ -1,6 +1,6 @@
 //! The handler of `http/request`: HTTP from where the server is.
 //!
-//! One connection a request, HTTP/1.1, no cookies, no proxy. A streamed body is read as fast as the
+//! One connection a request, HTTP/1.1, no cookies, through the proxies of the server's environment. A streamed body is read as fast as the
 //! client takes it. Everything belongs to the connection that asked, and ends with it.
 //!
 //! Invariant: no URL, header or body is ever logged, and errors name at most the host.
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use codex_exec_host::files::Reservation;
-use codex_exec_host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
-use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Outbound};
+use codex_exec_host::process::NEVER_INHERITED;
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Outbound, Proxies};
 use codex_exec_server_protocol::http::{
     HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
     HttpRequestResponse,
@@ -45,13 +45,19 @@ const BODY_BYTES: usize = 45 << 20;
 /// How long an exchange may take if the request does not say.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Variables of the server that sign it in somewhere.
-const CREDENTIALS: &[&str] = &[
-    "OPENAI_API_KEY",
-    "CODEX_CONNECTORS_TOKEN",
+/// Variables of the server that no header may use, compared without case: what signs it in somewhere.
+const REFUSED_VARIABLES: &[&str] = &[
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
     "AZURE_CLIENT_SECRET",
     "AZURE_FEDERATED_TOKEN_FILE",
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
     "GOOGLE_APPLICATION_CREDENTIALS",
+    "OPENAI_API_KEY",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
 
 /// The `http/request`s of one connection.
@@ -244,6 +250,8 @@ struct Exchange {
     method: Method,
     url: Url,
     headers: HeaderMap,
+    /// Headers with the value of a server variable: only the origin they were meant for gets them.
+    from_variables: Vec<HeaderName>,
     body: Bytes,
     follow: bool,
     deadline: Instant,
@@ -260,10 +268,12 @@ impl Exchange {
             Url::parse(&params.url).map_err(|error| invalid(format!("url is invalid: {error}")))?;
         supported(&url).map_err(invalid)?;
         let timeout = params.timeout_ms.map_or(LONGEST, Duration::from_millis).min(LONGEST);
+        let (headers, from_variables) = headers(&params.headers).map_err(invalid)?;
         Ok(Self {
             method,
             url,
-            headers: headers(&params.headers).map_err(invalid)?,
+            headers,
+            from_variables,
             body: params.body.map(|body| body.0).unwrap_or_default(),
             follow: params.redirect_policy == HttpRedirectPolicy::Follow,
             deadline: Instant::now() + timeout,
@@ -294,10 +304,12 @@ impl Exchange {
             authority: &format!("{host}:{port}"),
             connect_timeout: self.deadline.saturating_duration_since(Instant::now()),
             tls: None,
+            proxies: Proxies::from_env(),
         };
         target.send(self.request()?).await.map_err(|error| match error {
             ExchangeError::Dial(error) => unreachable_because(host, &error),
             ExchangeError::Http(error) => format!("the request to {host} failed: {error}"),
+            ExchangeError::Uri => "the path is invalid".to_owned(),
         })
     }
 
@@ -340,16 +352,20 @@ impl Exchange {
                 self.headers.remove(about_the_body);
             }
         }
-        let place = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-        if place(&next) != place(&self.url) {
+        if next.origin() != self.url.origin() {
             // What signs in there is nobody else's business.
             for secret in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
+                self.headers.remove(secret);
+            }
+            for secret in self.from_variables.drain(..) {
                 self.headers.remove(secret);
             }
         }
         self.headers.remove(HOST);
         let mut referer = self.url.clone();
         referer.set_fragment(None);
+        // A query may hold a token.
+        referer.set_query(None);
         let _ = referer.set_username("").and_then(|()| referer.set_password(None));
         if !(self.url.scheme() == "https" && next.scheme() == "http")
             && let Ok(referer) = HeaderValue::from_str(referer.as_str())
@@ -368,30 +384,38 @@ fn supported(url: &Url) -> Result<(), String> {
     }
 }
 
-fn headers(asked: &[HttpHeader]) -> Result<HeaderMap, String> {
+/// The headers, and the names of those that take their value from a variable.
+fn headers(asked: &[HttpHeader]) -> Result<(HeaderMap, Vec<HeaderName>), String> {
     let mut headers = HeaderMap::new();
+    let mut from_variables = Vec::new();
     for HttpHeader { name, value, value_env_var } in asked {
         let parsed = HeaderName::from_bytes(name.as_bytes())
             .map_err(|error| format!("header name is invalid: {error}"))?;
         let mut value = value.clone();
         if let Some(variable) = value_env_var {
             value.push_str(&from_environment(name, variable)?);
+            from_variables.push(parsed.clone());
         }
         let mut value = HeaderValue::from_str(&value)
             .map_err(|error| format!("header value is invalid for {name}: {error}"))?;
         value.set_sensitive(true);
         headers.append(parsed, value);
     }
-    Ok(headers)
+    Ok((headers, from_variables))
 }
 
 fn from_environment(header: &str, variable: &str) -> Result<String, String> {
-    let own = [CREDENTIALS, NEVER_INHERITED, NEVER_PASSED_ON];
-    if own.iter().any(|names| names.contains(&variable)) || variable.starts_with("AWS_") {
+    let mut refused = REFUSED_VARIABLES.iter().chain(NEVER_INHERITED);
+    if refused.any(|name| name.eq_ignore_ascii_case(variable)) {
         return Err(format!("header {header} cannot use the server's variable {variable}"));
     }
-    std::env::var(variable)
-        .map_err(|_| format!("header {header} requires the server's variable {variable}"))
+    match std::env::var(variable) {
+        Ok(value) if value.is_empty() => {
+            Err(format!("header {header} requires a non-empty server variable {variable}"))
+        }
+        Ok(value) => Ok(value),
+        Err(_) => Err(format!("header {header} requires the server's variable {variable}")),
+    }
 }
 
 fn unreachable_because(host: &str, error: &DialError) -> String {
@@ -399,6 +423,7 @@ fn unreachable_because(host: &str, error: &DialError) -> String {
         DialError::Resolve { source, .. } => format!("cannot resolve host {host}: {source}"),
         DialError::Tcp { address, source } => format!("cannot reach {address}: {source}"),
         DialError::Tls { source, .. } => format!("TLS with {host} failed: {source}"),
+        DialError::Proxy { .. } => error.to_string(),
         _ => format!("cannot reach {host}"),
     }
 }

@@ -1,9 +1,10 @@
 //! Limits and times of a relay socket, each with its default.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_relay_core::Config as CoreConfig;
-use codex_exec_rpc::ConnectionConfig;
+use codex_exec_rpc::{ConnectionConfig, Proxies};
 
 /// How relay streams are carried.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct RelayConfig {
     pub connection: ConnectionConfig,
     /// For the name lookup, TCP, TLS and the upgrade together. Default 10 s.
     pub dial_timeout: Duration,
+    /// Proxies to go through. Default: those of the environment.
+    pub proxies: Arc<Proxies>,
     /// Pings on the physical websocket. Default 30 s.
     pub ping_interval: Duration,
     /// Silence after a ping that makes the websocket dead. Default 60 s.
@@ -37,6 +40,7 @@ impl Default for RelayConfig {
             core: CoreConfig::default(),
             connection: ConnectionConfig { keep_alive: None, ..ConnectionConfig::default() },
             dial_timeout: Duration::from_secs(10),
+            proxies: Proxies::from_env(),
             ping_interval: Duration::from_secs(30),
             pong_timeout: Duration::from_secs(60),
             inbox_bytes: 16 << 20,

@@ -67,8 +67,11 @@ pub(crate) struct RelaySocket {
 impl RelaySocket {
     /// Dials the rendezvous.
     pub(crate) async fn dial(url: &Secret, config: &RelayConfig) -> Result<Self, RendezvousError> {
-        let dial =
-            WebsocketDial { timeout: config.dial_timeout, ..WebsocketDial::new(url.expose()) };
+        let dial = WebsocketDial {
+            timeout: config.dial_timeout,
+            proxies: config.proxies.clone(),
+            ..WebsocketDial::new(url.expose())
+        };
         let limits = Limits::default().max_payload_len(Some(LONGEST_MESSAGE));
         let websocket =
             dial.connect(limits).await.map_err(|error| match (error.status(), error) {

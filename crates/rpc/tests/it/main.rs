@@ -7,6 +7,7 @@ mod dial;
 mod http;
 mod lines;
 mod memory;
+mod proxy;
 mod shares;
 mod socket;
 mod websocket;
