@@ -1,5 +1,6 @@
 //! A tree, breadth-first, names sorted, within its limits. Links to files are left out, links to
-//! directories too unless they are followed; an entry or an error counts towards the limit of entries.
+//! directories too unless they are followed; every name that leads anywhere counts towards the limit of
+//! entries, listed or not.
 //!
 //! Invariant: memory and answer are bounded by the request's limits, not by the tree. Directories
 //! are opened relative to the root's descriptor; unless links are followed on purpose, no link is
@@ -17,7 +18,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join, kind_of_name, kind_of_target};
 use super::error::words;
-use super::resolve::{LISTING, Links, Resolver};
+use super::resolve::{LISTING, Links, Resolver, bytes_path};
 use super::{Cancel, FileError, FilesConfig};
 
 /// JSON around an entry or an error: braces, member names, kind, comma; rounded up.
@@ -37,12 +38,9 @@ pub(super) fn walk(
     let flags = if follow { LISTING - OFlags::NOFOLLOW } else { LISTING };
     let root = match retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty())) {
         Ok(root) => root,
-        // There is nothing below a file or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) if is_something(path) => {
-            return Ok(FsWalkResponse::default());
-        }
-        Err(errno) => return Err(FileError::os("walk", path, errno)),
+        Err(errno) => return without_root(path, errno),
     };
+    let itself = rustix::fs::fstat(&root).map_err(|errno| FileError::os("walk", path, errno))?;
     Walk {
         resolver,
         options,
@@ -50,16 +48,28 @@ pub(super) fn walk(
         root,
         queue: VecDeque::from([Directory { path: path.clone(), below: Vec::new(), depth: 0 }]),
         found: 1,
-        visited: HashSet::new(),
+        visited: HashSet::from([(itself.st_dev, itself.st_ino)]),
+        names: options.max_entries as usize,
         room: config.max_scan_answer_bytes.saturating_sub(ANSWER_OVERHEAD),
         answer: FsWalkResponse::default(),
     }
     .run()
 }
 
-/// Whether a name exists, whatever it is.
-fn is_something(path: &PathUri) -> bool {
-    rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+/// The answer where the root cannot be opened: a root that is no directory, or a link that is not
+/// followed, has nothing below it; a directory that may not be read is an error of the walk.
+fn without_root(path: &PathUri, errno: Errno) -> Result<FsWalkResponse, FileError> {
+    let failed = |errno| FileError::os("walk", path, errno);
+    let root = rustix::fs::statat(CWD, path.as_path(), AtFlags::empty()).map_err(failed)?;
+    match (errno, FileType::from_raw_mode(root.st_mode)) {
+        (Errno::NOTDIR | Errno::LOOP, _) => Ok(FsWalkResponse::default()),
+        (Errno::ACCESS | Errno::PERM, FileType::Directory) => {
+            let message = words(errno.raw_os_error());
+            let errors = vec![FsPathError { path: path.clone(), message }];
+            Ok(FsWalkResponse { errors, ..FsWalkResponse::default() })
+        }
+        _ => Err(failed(errno)),
+    }
 }
 
 fn check_options(options: &FsWalkOptions, config: &FilesConfig) -> Result<(), FileError> {
@@ -86,8 +96,11 @@ struct Walk<'a> {
     queue: VecDeque<Directory>,
     /// Directories that were ever in the queue.
     found: usize,
-    /// Device and inode of directories read, if links are followed: each is read once.
+    /// Device and inode of directories that were ever in the queue, if links are followed: each is read
+    /// once.
     visited: HashSet<(u64, u64)>,
+    /// Names that may still be read.
+    names: usize,
     /// Bytes the answer may still grow.
     room: usize,
     answer: FsWalkResponse,
@@ -107,44 +120,24 @@ impl Walk<'_> {
         while let Some(directory) = self.queue.pop_front() {
             self.cancel.check()?;
             match self.open(&directory) {
-                Ok(Some(fd)) => self.read(&directory, fd.as_fd())?,
-                Ok(None) => {}
+                Ok(fd) => self.read(&directory, fd.as_fd())?,
                 Err(errno) => self.error(&directory.path, errno),
             }
-            // Full is not truncated: what waits may turn out to be empty.
-            if self.room == 0 || self.is_full() && self.answer.truncated {
+            // No names left is not truncated: what waits may turn out to be empty.
+            if self.room == 0 || self.names == 0 && self.answer.truncated {
                 break;
             }
         }
         Ok(self.answer)
     }
 
-    /// As many entries and errors as may be.
-    fn is_full(&self) -> bool {
-        self.free() == 0
-    }
-
-    fn free(&self) -> usize {
-        let taken = self.answer.entries.len() + self.answer.errors.len();
-        (self.options.max_entries as usize).saturating_sub(taken)
-    }
-
-    /// `None` if the directory was read already, by another name.
-    fn open(&mut self, directory: &Directory) -> Result<Option<OwnedFd>, Errno> {
+    fn open(&self, directory: &Directory) -> Result<OwnedFd, Errno> {
         let links = Links::from(self.options.follow_directory_symlinks);
-        let fd = self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)?;
-        if links == Links::Follow {
-            let stat = rustix::fs::fstat(&fd)?;
-            if !self.visited.insert((stat.st_dev, stat.st_ino)) {
-                return Ok(None);
-            }
-        }
-        Ok(Some(fd))
+        self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)
     }
 
     fn read(&mut self, directory: &Directory, fd: BorrowedFd<'_>) -> Result<(), FileError> {
-        let follow = self.options.follow_directory_symlinks;
-        let mut names = match first_names(fd, self.free(), follow, directory, self.cancel) {
+        let mut names = match first_names(fd, self.names, directory, self.cancel) {
             Ok(names) => names,
             Err(FileError::Os { errno, .. }) => {
                 self.error(&directory.path, Errno::from_raw_os_error(errno));
@@ -154,21 +147,18 @@ impl Walk<'_> {
         };
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         for (name, listed) in names {
-            let kind = self.kind(fd, &name, listed);
-            if matches!(kind, Ok(None)) {
-                continue;
-            }
-            if self.is_full() {
+            if self.names == 0 {
                 self.answer.truncated = true;
                 return Ok(());
             }
+            self.names -= 1;
             let Ok(text) = std::str::from_utf8(&name) else {
                 let shown = String::from_utf8_lossy(&name);
                 self.error(&join(&directory.path, shown.as_bytes())?, Errno::ILSEQ);
                 continue;
             };
             let path = join(&directory.path, text.as_bytes())?;
-            let kind = match kind {
+            let kind = match self.kind(fd, &name, listed) {
                 Ok(Some(kind)) => kind,
                 Ok(None) => continue,
                 Err(errno) => {
@@ -185,7 +175,7 @@ impl Walk<'_> {
                 return Ok(());
             }
             if kind == FsEntryKind::Directory {
-                self.enqueue(directory, &name, &path);
+                self.enqueue(directory, fd, &name, &path);
             }
             self.answer.entries.push(FsWalkEntry { path, kind });
         }
@@ -218,9 +208,15 @@ impl Walk<'_> {
         })
     }
 
-    fn enqueue(&mut self, parent: &Directory, name: &[u8], path: &PathUri) {
+    fn enqueue(&mut self, parent: &Directory, fd: BorrowedFd<'_>, name: &[u8], path: &PathUri) {
         let pruned = self.options.prune_hidden_directories && name.starts_with(b".");
         if pruned || parent.depth >= self.options.max_depth {
+            return;
+        }
+        if self.options.follow_directory_symlinks
+            && let Ok(stat) = rustix::fs::statat(fd, bytes_path(name), AtFlags::empty())
+            && !self.visited.insert((stat.st_dev, stat.st_ino))
+        {
             return;
         }
         if self.found >= self.options.max_directories as usize {
@@ -238,10 +234,6 @@ impl Walk<'_> {
     }
 
     fn error(&mut self, path: &PathUri, errno: Errno) {
-        if self.is_full() {
-            self.answer.truncated = true;
-            return;
-        }
         let message = words(errno.raw_os_error());
         if self.take(path.encoded_len() + message.len()) {
             self.answer.errors.push(FsPathError { path: path.clone(), message });
@@ -264,25 +256,25 @@ impl Walk<'_> {
     }
 }
 
-/// The names of a directory, or if there are many more than `room`, at least the first `room` of
-/// them in order, so that a huge directory costs no more memory than a large one.
+/// The names of a directory that lead anywhere, or if there are many more than `room`, at least the first `room` of
+/// them in order and one more, so that a huge directory costs no more memory than a large one.
 fn first_names(
     fd: BorrowedFd<'_>,
     room: usize,
-    follow: bool,
     directory: &Directory,
     cancel: &Cancel,
 ) -> Result<Vec<Name>, FileError> {
-    // Some names turn out to be nothing that is listed: keep a reserve for those, and one more so
-    // that the end of the room shows.
-    let keep = room.saturating_mul(2).saturating_add(1024);
+    // One more, so that the end of the room shows; and enough for a cut to be rare.
+    let keep = room.saturating_add(1024);
     let mut names: Vec<Name> = Vec::new();
     let each = |name: &[u8], listed| {
-        let special = matches!(
-            listed,
-            FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice
-        );
-        if !special && (follow || listed != FileType::Symlink) {
+        let leads = match listed {
+            FileType::Symlink | FileType::Unknown => {
+                matches!(kind_of_target(fd, name, listed), Ok(Some(_)))
+            }
+            _ => true,
+        };
+        if leads {
             names.push((name.to_vec(), listed));
         }
         if names.len() >= 2 * keep {
