@@ -22,7 +22,7 @@ use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
 use crate::decide::order::is_within;
 use crate::decide::policy::{
-    MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
+    MissingRoot, PolicyError, Region, Resolved, ServerState, Surroundings, resolve,
 };
 use crate::decide::written::Written;
 use crate::executable::Executable;
@@ -216,6 +216,16 @@ pub enum Command<'a> {
         /// Where `PATH`, `TMPDIR`, `TMP` and `TEMP` are taken from; the rest is left behind.
         env: &'a [(OsString, OsString)],
     },
+    /// Nothing: the sandbox writes a message to its standard error and exits with
+    /// [`REFUSED_CODE`](crate::reentry::REFUSED_CODE), in place of a program that it cannot run.
+    Refusal {
+        /// What is written.
+        message: &'a str,
+        /// The environment that the program would have had.
+        env: &'a [(OsString, OsString)],
+        /// Where it would have started.
+        cwd: &'a Path,
+    },
 }
 
 /// A request to run something.
@@ -230,7 +240,9 @@ impl<'a> Request<'a> {
     /// no directory of its own.
     pub fn surroundings(&self) -> Surroundings<'a> {
         let (env, cwd) = match self.command {
-            Command::Program { env, cwd, .. } => (env, Some(cwd)),
+            Command::Program { env, cwd, .. } | Command::Refusal { env, cwd, .. } => {
+                (env, Some(cwd))
+            }
             Command::Helper { env, .. } => (env, None),
         };
         let tmpdir = env.iter().find(|(name, _)| name == "TMPDIR").map(|(_, value)| &**value);
@@ -485,7 +497,10 @@ impl Sandbox {
         {
             // Links are resolved so that the answer is about the place, not about its name.
             let cwd = std::fs::canonicalize(&program.cwd).unwrap_or_else(|_| program.cwd.clone());
-            let above_a_grant = || policy.regions.iter().any(|(path, _)| is_within(path, &cwd));
+            let above_a_grant = || {
+                let grants = |region: &Region| region.access != AccessMode::Deny;
+                policy.regions.iter().any(|(path, region)| grants(region) && is_within(path, &cwd))
+            };
             if policy.access.access(&cwd) == AccessMode::Deny && !above_a_grant() {
                 return Err(PrepareError::WorkingDirectory(program.cwd.clone()));
             }
@@ -569,6 +584,7 @@ fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
                 .cloned()
                 .collect(),
         },
+        Command::Refusal { message, .. } => Target::Refusal { message: message.to_owned() },
         Command::Program { argv, arg0, env, cwd } => {
             if argv.first().is_none_or(|program| program.is_empty()) {
                 return Err(PrepareError::Command("it is empty"));

@@ -15,6 +15,10 @@ pub const WORD: &str = "__linux-sandbox";
 /// The name by which the executable is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
+/// How a sandbox exits that says why it runs no program
+/// ([`Command::Refusal`](crate::Command::Refusal)).
+pub const REFUSED_CODE: i32 = 101;
+
 /// The last argument of a sandbox whose first process is signalled alone, not with its group.
 pub(crate) const ALONE: &str = "alone";
 

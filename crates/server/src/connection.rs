@@ -79,6 +79,8 @@ struct Share {
     _bytes: OwnedSemaphorePermit,
     /// Of what the server has for large messages.
     _memory: Option<codex_exec_rpc::Share>,
+    /// Where requests run one at a time: that it is this one's turn.
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// A message and the memory it takes.
@@ -285,6 +287,8 @@ struct Serving {
     answers: AnswerMemory,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    /// One permit, if requests run one at a time.
+    turn: Option<Arc<Semaphore>>,
 }
 
 impl Serving {
@@ -295,6 +299,7 @@ impl Serving {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
+            turn: (server.config().concurrent_requests == 1).then(|| Arc::new(Semaphore::new(1))),
             files: Files::new(&server, outbound.clone(), answers.clone()),
             answers,
             server,
@@ -308,7 +313,7 @@ impl Serving {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.request(id, message.len(), memory).await;
+                let request = self.request(id, &method, message.len(), memory).await;
                 // What panics answers by being dropped; the requests after it go on.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
@@ -326,9 +331,14 @@ impl Serving {
     async fn request(
         &self,
         id: RequestId,
+        method: &str,
         len: usize,
         memory: Option<codex_exec_rpc::Share>,
     ) -> Request {
+        // These wait for their process, which may be waiting for a later request: they take their turn
+        // and give it up at once.
+        let waits =
+            matches!(Method::from_name(method), Some(Method::ProcessRead | Method::ProcessWrite));
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let mut share = pin!(async {
@@ -336,7 +346,12 @@ impl Serving {
             let closed = "the semaphore is never closed";
             let count = self.count.clone().acquire_owned().await.expect(closed);
             let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-            Share { _count: count, _bytes: bytes, _memory: memory }
+            let turn = match &self.turn {
+                Some(turn) => Some(turn.clone().acquire_owned().await.expect(closed)),
+                None => None,
+            };
+            let turn = turn.filter(|_| !waits);
+            Share { _count: count, _bytes: bytes, _memory: memory, _turn: turn }
         });
         let share = match share.as_mut().now_or_never() {
             Some(share) => share,

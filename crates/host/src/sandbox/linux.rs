@@ -62,7 +62,17 @@ impl SandboxBackend for NativeSandbox {
     ) -> Result<Option<Launch>, PrepareError> {
         let Program { argv, arg0, env, cwd } = *program;
         let command = Command::Program { argv, arg0, env, cwd };
-        Ok(match self.0.prepare(context, &Request { command })? {
+        let prepared = match self.0.prepare(context, &Request { command }) {
+            // Clients expect a process that fails, not a request that is refused: only a process can be
+            // denied by its sandbox, and then be approved to run without.
+            Err(refused @ PrepareError::WorkingDirectory(_)) => {
+                let message = format!("codex: sandbox: {refused}: Permission denied\n");
+                let command = Command::Refusal { message: &message, env, cwd };
+                self.0.prepare(context, &Request { command })?
+            }
+            prepared => prepared?,
+        };
+        Ok(match prepared {
             Prepared::Unrestricted => None,
             Prepared::Enforced(launch) => Some(launch),
         })

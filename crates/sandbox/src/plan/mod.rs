@@ -241,6 +241,11 @@ pub enum Target {
         /// `PATH`, `TMPDIR`, `TMP`, `TEMP`; nothing else.
         env: Vec<(OsString, OsString)>,
     },
+    /// A message in place of a program that the policy leaves no place to run in.
+    Refusal {
+        /// Written to standard error.
+        message: String,
+    },
 }
 
 /// A program to execute.

@@ -86,7 +86,7 @@ impl Fixture {
 
     async fn request(&mut self) -> Request {
         self.last_id += 1;
-        self.serving.request(RequestId::Integer(self.last_id), 100, None).await
+        self.serving.request(RequestId::Integer(self.last_id), "", 100, None).await
     }
 
     /// Handles one more request as the dispatcher would, and tells what is answered.

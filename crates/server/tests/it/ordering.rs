@@ -118,3 +118,51 @@ async fn a_long_poll_delays_no_other_request() {
         assert_eq!(bytes_of(&client.answer(poll).await.unwrap()), b"x");
     }
 }
+
+/// With one request at a time, answers come in the order of the requests; but what waits for a process
+/// lets the others pass.
+#[tokio::test]
+async fn one_request_at_a_time_is_answered_in_order() {
+    let server = server_with(|config| config.concurrent_requests = 1);
+    let mut client = Client::ready(&server).await;
+    client.call("process/start", start("p", &["sleep", "1000"]).piped().0).await.unwrap();
+    let waits = json!({"processId": "p", "waitMs": 600_000});
+    let waiting = client.ask("process/read", waits).await;
+    // More than its stdin takes.
+    let much = json!({"processId": "p", "chunk": base64(&vec![b'x'; 2 << 20])});
+    client.ask("process/write", much.clone()).await;
+    client.ask("process/write", much).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    for seed in 0..20u64 {
+        let mut asked = Vec::new();
+        for n in 0..8u64 {
+            let mixed = (seed * 8 + n).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61;
+            asked.push(match mixed {
+                0 | 1 => {
+                    // Answered last of all if nothing held the others back.
+                    let params = json!({"method": "GET", "url": url, "headers": [], "timeoutMs": 30,
+                        "requestId": format!("{seed}-{n}"), "streamResponse": false});
+                    client.ask("http/request", params).await
+                }
+                2 | 3 => client.ask("fs/readFile", json!({"path": "/etc/passwd"})).await,
+                4 => client.ask("fs/getMetadata", json!({"path": "/"})).await,
+                5 => {
+                    let id = format!("{seed}-{n}");
+                    client.ask("process/start", start(&id, &["true"]).0).await
+                }
+                6 => client.ask("process/list", json!({})).await,
+                _ => client.ask("environment/status", json!({})).await,
+            });
+        }
+        let mut answered = Vec::new();
+        while answered.len() < asked.len() {
+            let message: serde_json::Value =
+                serde_json::from_str(&client.text().await.unwrap()).unwrap();
+            answered.extend(message["id"].as_i64().filter(|id| asked.contains(id)));
+        }
+        assert_eq!(answered, asked, "seed {seed}");
+    }
+    client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    assert_eq!(client.answer(waiting).await.unwrap()["exitCode"], 137);
+}
