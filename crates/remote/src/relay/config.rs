@@ -26,10 +26,14 @@ pub struct RelayConfig {
     pub inbox_bytes: usize,
     /// How long one stream may hold up the others; then it is reset. Default 1 s.
     pub inbox_patience: Duration,
-    /// The first wait before another attempt to connect; each failure doubles it. Default 1 s.
+    /// The first wait before another attempt to connect; each doubles it, and up to a quarter is added
+    /// at random. Default 1 s.
     pub backoff_first: Duration,
     /// The longest such wait. Default 30 s.
     pub backoff_longest: Duration,
+    /// A connection that lasted this long makes the next wait the first again; one that ends sooner counts
+    /// as a failure. Default 30 s.
+    pub backoff_reset: Duration,
     /// How long the last words of all streams may take when everything ends. Default 5 s.
     pub farewell: Duration,
 }
@@ -47,6 +51,7 @@ impl Default for RelayConfig {
             inbox_patience: Duration::from_secs(1),
             backoff_first: Duration::from_secs(1),
             backoff_longest: Duration::from_secs(30),
+            backoff_reset: Duration::from_secs(30),
             farewell: Duration::from_secs(5),
         }
     }
@@ -57,25 +62,31 @@ impl Default for RelayConfig {
 pub(crate) struct Backoff {
     first: Duration,
     longest: Duration,
+    reset: Duration,
     next: Duration,
 }
 
 impl Backoff {
     pub(crate) fn new(config: &RelayConfig) -> Self {
         let (first, longest) = (config.backoff_first, config.backoff_longest);
-        Self { first, longest, next: first }
+        Self { first, longest, reset: config.backoff_reset, next: first }
     }
 
     /// How long to wait now.
     pub(crate) fn wait(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.longest);
-        now
+        // Peers that were cut off together should not come back together.
+        let mut random = [0];
+        let _ = getrandom::fill(&mut random);
+        now + now / 4 * u32::from(random[0]) / 255
     }
 
-    /// Something succeeded.
-    pub(crate) fn succeeded(&mut self) {
-        self.next = self.first;
+    /// A connection ended that lasted so long.
+    pub(crate) fn lasted(&mut self, time: Duration) {
+        if time >= self.reset {
+            self.next = self.first;
+        }
     }
 }
 
@@ -86,9 +97,13 @@ mod tests {
     #[test]
     fn waits_double_to_thirty_seconds_and_begin_again() {
         let mut backoff = Backoff::new(&RelayConfig::default());
-        let waits: Vec<u64> = (0..7).map(|_| backoff.wait().as_secs()).collect();
-        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
-        backoff.succeeded();
-        assert_eq!(backoff.wait().as_secs(), 1);
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            // A connection that is dropped at once does not count as a success.
+            backoff.lasted(Duration::from_secs(29));
+            let (least, waited) = (Duration::from_secs(seconds), backoff.wait());
+            assert!(waited >= least && waited <= least * 5 / 4, "{seconds} {waited:?}");
+        }
+        backoff.lasted(Duration::from_secs(30));
+        assert!(backoff.wait() < Duration::from_secs(2));
     }
 }

@@ -176,6 +176,7 @@ pub async fn serve_streams(
         }
         tracing::info!("connected to the rendezvous");
         pump.on_connected();
+        let since = tokio::time::Instant::now();
         let drove = pump.drive(Some(&mut socket), &mut stop).await;
         if let Drove::Done(()) = drove {
             say_farewell(&mut pump, &mut socket, wind_down, config.farewell).await;
@@ -183,6 +184,7 @@ pub async fn serve_streams(
             return Ok(());
         }
         pump.on_disconnected();
+        backoff.lasted(since.elapsed());
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
         // A condemned or silent socket still deserves a close, but nobody waits for it.
         tokio::spawn(socket.close());
@@ -210,16 +212,13 @@ async fn connect(
 ) -> Result<RelaySocket, RegistryError> {
     loop {
         match RelaySocket::dial(&enrolled.url, config).await {
-            Ok(socket) => {
-                backoff.succeeded();
-                return Ok(socket);
-            }
+            Ok(socket) => return Ok(socket),
             Err(error) => {
                 tracing::warn!(%error, "cannot connect to the rendezvous");
-                tokio::time::sleep(backoff.wait()).await;
                 if RendezvousError::is_url_spent(&error) {
                     *enrolled = enrolment.enrol_again(config).await?;
                 }
+                tokio::time::sleep(backoff.wait()).await;
             }
         }
     }

@@ -9,6 +9,7 @@ use codex_exec_rpc::{
     DialError, DialledStream, KeepAlive, Outbound, OutboundConfig, Pulse, Secret, WebsocketDial,
     outbound,
 };
+use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::task::JoinHandle;
 use tokio_websockets::Limits;
 
@@ -21,6 +22,19 @@ const QUEUE_BYTES: usize = 256 << 10;
 /// The longest message that is read at all. Frames are shorter; one a little longer is dropped
 /// alone, and only what is beyond this ends the socket.
 const LONGEST_MESSAGE: usize = 1 << 20;
+
+/// Names one attempt to connect, for whoever reads the logs of both ends.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// `req_` and 32 random hexadecimal digits.
+fn request_id() -> HeaderValue {
+    let mut random = [0; 16];
+    // Without randomness the id is of less use, and the connection as good.
+    let _ = getrandom::fill(&mut random);
+    let text = format!("req_{:032x}", u128::from_ne_bytes(random));
+    tracing::debug!(request_id = text, "connecting to the rendezvous");
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("req_"))
+}
 
 /// Why the rendezvous was not reached.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +84,7 @@ impl RelaySocket {
         let dial = WebsocketDial {
             timeout: config.dial_timeout,
             proxies: config.proxies.clone(),
+            headers: HeaderMap::from_iter([(REQUEST_ID, request_id())]),
             ..WebsocketDial::new(url.expose())
         };
         let limits = Limits::default().max_payload_len(Some(LONGEST_MESSAGE));
