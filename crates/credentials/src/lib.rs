@@ -4,12 +4,17 @@
 //! registry takes as a [`Credential`](codex_exec_remote::Credential). [`BrowserLogin`] and
 //! [`DeviceLogin`] are the ways of a person to an `auth.json`, [`logout`] is the way back.
 //!
-//! This crate knows no relay and no JSON-RPC method, and of the machine no file but `auth.json`.
+//! [`ExecutorCredential`] is one that a parent process hands over, [`AwsCredential`] signs requests.
+//!
+//! This crate knows no relay and no JSON-RPC method, and of the machine no file but `auth.json` and the
+//! shared files of AWS.
 
 #![forbid(unsafe_code)]
 
 mod agent;
 mod auth_file;
+mod aws;
+mod executor;
 mod issuer;
 mod jwt;
 mod login;
@@ -20,6 +25,10 @@ mod tokens;
 
 pub use agent::AgentIdentity;
 pub use auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
+pub use aws::{AwsCredential, AwsError, AwsKeys, AwsSources, sign as sign_aws_request};
+pub use executor::{
+    CredentialPipe, CredentialPipeConfig, ExecutorCredential, ExecutorCredentialError,
+};
 pub use issuer::{IssuedTokens, Issuer, OauthError};
 pub use jwt::{Claims, claims};
 pub use login::{

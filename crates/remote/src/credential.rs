@@ -6,12 +6,26 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use codex_exec_rpc::Secret;
 use http::{HeaderMap, header};
 
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
+
+/// A request as it will be sent, for credentials that sign it.
+#[derive(Debug, Clone, Copy)]
+pub struct OutgoingRequest<'a> {
+    /// `GET` or `POST`.
+    pub method: &'a str,
+    /// `http`, `https`, `ws` or `wss`, with the query.
+    pub url: &'a str,
+    /// The `Content-Type` header, if there is one.
+    pub content_type: Option<&'a str>,
+    /// The body; empty for an upgrade.
+    pub body: &'a [u8],
+}
 
 /// Proves to a registry who is asking. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {
@@ -21,8 +35,39 @@ pub trait Credential: fmt::Debug + Send + Sync {
     /// The headers of one request. May ask other services by `http`, for a new token say.
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap>;
 
+    /// The headers of this very request. By default those of any.
+    fn headers_for<'a>(
+        &'a self,
+        _request: OutgoingRequest<'a>,
+        http: &'a HttpClient,
+    ) -> CredentialFuture<'a, HeaderMap> {
+        self.headers(http)
+    }
+
     /// After a 401: whether there is now another credential to try with.
     fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool>;
+}
+
+impl Credential for Arc<dyn Credential> {
+    fn may_go_to(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        (**self).may_go_to(base)
+    }
+
+    fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
+        (**self).headers(http)
+    }
+
+    fn headers_for<'a>(
+        &'a self,
+        request: OutgoingRequest<'a>,
+        http: &'a HttpClient,
+    ) -> CredentialFuture<'a, HeaderMap> {
+        (**self).headers_for(request, http)
+    }
+
+    fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool> {
+        (**self).renew(http)
+    }
 }
 
 /// What the methods of a [`Credential`] return.
