@@ -5,6 +5,7 @@ mod ask;
 mod attach;
 mod cat;
 mod completion;
+mod config_args;
 mod cp;
 mod doctor;
 mod drive;

@@ -82,6 +82,10 @@ pub struct ServerConfig {
     /// Bytes of a websocket that the kernel takes ahead of what its peer has room for. Default
     /// 512 KiB.
     pub unsent_bytes: u32,
+    /// Whether proxies of a managed network pass what is for private addresses on to the upstream proxy
+    /// that applies, in place of connecting to them; loopback stays here. Default false. Nothing reads it
+    /// while managed networks are not offered.
+    pub proxy_private_ips_via_upstream: bool,
     /// How long a connection may take from being accepted to being a websocket. Default 10 s.
     pub handshake_timeout: Duration,
 }
@@ -110,6 +114,7 @@ impl Default for ServerConfig {
             answer_memory_per_connection: 64 << 20,
             lanes: 0,
             unsent_bytes: 512 << 10,
+            proxy_private_ips_via_upstream: false,
             handshake_timeout: Duration::from_secs(10),
         }
     }

@@ -298,10 +298,9 @@ impl Exchange {
     async fn once(&self) -> Result<Response<Incoming>, String> {
         let host = self.url.host_str().unwrap_or_default();
         let secure = self.url.scheme() == "https";
-        let port = self.url.port_or_known_default().unwrap_or(80);
         let target = HttpTarget {
             secure,
-            authority: &format!("{host}:{port}"),
+            authority: &self.url[url::Position::BeforeHost..url::Position::AfterPort],
             connect_timeout: self.deadline.saturating_duration_since(Instant::now()),
             tls: None,
             proxies: Proxies::from_env(),

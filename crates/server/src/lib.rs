@@ -11,6 +11,8 @@ mod answers;
 mod auth;
 mod config;
 mod connection;
+#[cfg(feature = "remote")]
+mod direct;
 mod files;
 #[cfg(feature = "remote")]
 mod forward;
@@ -31,6 +33,8 @@ mod takeover_tests;
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::ServerConfig;
+#[cfg(feature = "remote")]
+pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
 #[cfg(feature = "remote")]

@@ -9,6 +9,7 @@ mod commands;
 mod confined;
 mod cuts;
 mod denials;
+mod direct;
 mod endings;
 mod errors;
 mod files;
