@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_websockets::{Message, ServerBuilder, WebSocketStream};
 
-use crate::support::{Running, codex, send, wait};
+use crate::support::{PATIENCE, Running, codex, send, wait};
 
 /// A request that came to the registry.
 #[derive(Debug, Clone)]
@@ -182,7 +182,15 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 }
 
 async fn ended_soon(child: Child) -> (Option<i32>, String) {
-    tokio::task::spawn_blocking(move || ended(child)).await.unwrap()
+    let pid = child.id();
+    let ending = tokio::task::spawn_blocking(move || ended(child));
+    match tokio::time::timeout(PATIENCE, ending).await {
+        Ok(ended) => ended.unwrap(),
+        Err(_) => {
+            send(pid, Signal::KILL);
+            panic!("it does not end");
+        }
+    }
 }
 
 async fn call(socket: &mut Socket, id: i64, method: &str, params: Value) -> Value {
