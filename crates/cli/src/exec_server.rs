@@ -14,6 +14,7 @@ use codex_exec_server::{
 use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
+use crate::config_args::ConfigArgs;
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
@@ -73,6 +74,9 @@ pub(crate) struct ExecServerArgs {
     auth: AuthArgs,
 
     #[command(flatten)]
+    config: ConfigArgs,
+
+    #[command(flatten)]
     remote: RemoteArgs,
 }
 
@@ -124,6 +128,15 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let own_files = own_files(args.auth.files());
     let auth = args.auth.build()?;
+    if !matches!(auth, WebSocketAuth::Open) {
+        if args.remote.remote.is_some() {
+            anyhow::bail!("--ws-auth cannot be used with --remote; it protects a listener");
+        }
+        if matches!(args.listen, ListenUrl::Stdio) {
+            anyhow::bail!("--ws-auth needs a websocket listener; --listen stdio has none");
+        }
+    }
+    args.config.note_ignored();
     let mut config = ServerConfig::default();
     config.own_files = own_files;
     config.sandbox_assurance = args.sandbox_assurance;
@@ -131,6 +144,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     config.concurrent_requests = args.concurrent_requests;
     config.detach_ttl = args.detach_ttl;
     config.stop_grace = args.stop_grace;
+    config.proxy_private_ips_via_upstream = args.config.proxy_private_ips_via_upstream;
     config.max_detach_ttl = ServerConfig::default().max_detach_ttl.max(args.detach_ttl);
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let paths =

@@ -4,6 +4,7 @@ mod apply_patch;
 mod attach;
 mod cat;
 mod completion;
+mod config_args;
 mod confirm;
 mod cp;
 mod doctor;

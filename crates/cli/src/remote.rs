@@ -4,12 +4,17 @@ use std::io::Read;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
-use codex_exec_server::{
-    ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig, ServerConfig,
-    SignInKind, SignInSources, run_remote_environment_until, run_remote_executor_until,
-    shutdown_signal,
+use clap::{Args, ValueEnum};
+use codex_exec_server::credentials::{
+    AwsCredential, AwsSources, CredentialPipe, CredentialPipeConfig,
 };
+use codex_exec_server::{
+    DirectEnvironmentConfig, ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig,
+    ServerConfig, SignInKind, SignInSources, run_direct_environment_until,
+    run_remote_environment_until, run_remote_executor_until, shutdown_signal,
+};
+
+use crate::config_args::ConfigArgs;
 
 /// If this variable is `1` or `true`, it acts like `--exit-on-stdin-close`.
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
@@ -38,6 +43,35 @@ pub(crate) struct RemoteArgs {
     #[arg(long, alias = "allow-agent-identity-auth", requires = "remote")]
     use_agent_identity_auth: bool,
 
+    /// Serve through a relay with end-to-end encryption (noise), or on one websocket that the server dials
+    /// (direct)
+    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t, requires_all = ["remote", "environment_id"],
+          requires_if("direct", "aws_sigv4"))]
+    remote_transport: Transport,
+
+    /// Sign the registration and the websocket of the direct transport with AWS Signature Version 4
+    #[arg(long, requires_all = ["remote", "environment_id"],
+          conflicts_with_all = ["executor_credential_stdin", "use_agent_identity_auth"])]
+    aws_sigv4: bool,
+
+    /// Use this profile of ~/.aws/config and ~/.aws/credentials
+    #[arg(long, value_name = "PROFILE", requires_all = ["remote", "environment_id", "aws_sigv4"])]
+    aws_profile: Option<String>,
+
+    /// Sign for this region instead of the one of AWS_REGION or of the profile
+    #[arg(long, value_name = "REGION", requires_all = ["remote", "environment_id", "aws_sigv4"])]
+    aws_region: Option<String>,
+
+    /// Sign for this service [default: execute-api]
+    #[arg(long, value_name = "SERVICE", requires_all = ["remote", "environment_id", "aws_sigv4"])]
+    aws_service: Option<String>,
+
+    /// Sign in with executor credentials that the parent process writes to stdin, one JSON object per
+    /// line, and stop at the end of stdin
+    #[arg(long, requires_all = ["remote", "environment_id"],
+          conflicts_with = "use_agent_identity_auth")]
+    executor_credential_stdin: bool,
+
     /// Allow sending credentials to this host, even if they are restricted to other hosts; can be
     /// repeated
     #[arg(long, value_name = "HOST", requires = "remote")]
@@ -46,6 +80,16 @@ pub(crate) struct RemoteArgs {
     /// Stop at the end of stdin, so that the server ends with the program that started it
     #[arg(long)]
     exit_on_stdin_close: bool,
+}
+
+/// How messages are carried in remote mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    /// Through a relay, end-to-end encrypted
+    #[default]
+    Noise,
+    /// On one websocket that the server dials
+    Direct,
 }
 
 /// Register an environment and forward its streams to a running exec-server
@@ -64,6 +108,9 @@ pub(crate) struct ForwardArgs {
 
     #[command(flatten)]
     remote: RemoteArgs,
+
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 impl ForwardArgs {
@@ -77,6 +124,7 @@ impl ForwardArgs {
         if self.remote.executor_id.is_some() {
             anyhow::bail!("forward does not support --executor-id; pass --environment-id");
         }
+        self.config.note_ignored();
         self.remote.run(ServerConfig::default(), paths, Some(self.connect)).await
     }
 }
@@ -88,6 +136,18 @@ impl RemoteArgs {
         paths: &ExecServerRuntimePaths,
         forward_to: Option<String>,
     ) -> anyhow::Result<()> {
+        if self.aws_sigv4 && self.remote_transport != Transport::Direct {
+            anyhow::bail!("--aws-sigv4 requires --remote-transport direct");
+        }
+        if self.remote_transport == Transport::Direct {
+            if forward_to.is_some() {
+                anyhow::bail!("--remote-transport direct does not support forward");
+            }
+            return self.run_direct(server, paths).await;
+        }
+        if self.executor_credential_stdin {
+            return self.run_with_pipe(server, paths, forward_to).await;
+        }
         let base_url = self.remote.context("forward needs --remote URL")?;
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts = self.allow_host;
@@ -113,6 +173,52 @@ impl RemoteArgs {
             }
             (None, None) => anyhow::bail!("--remote needs --environment-id ID"),
         }
+    }
+
+    async fn run_direct(
+        self,
+        server: ServerConfig,
+        paths: &ExecServerRuntimePaths,
+    ) -> anyhow::Result<()> {
+        let mut sources = AwsSources::from_env();
+        sources.profile = self.aws_profile.or(sources.profile);
+        sources.region = self.aws_region.or(sources.region);
+        let service = self.aws_service.unwrap_or_else(|| "execute-api".to_owned());
+        let credential = AwsCredential::new(sources, service)?;
+        let base_url = self.remote.context("direct needs --remote URL")?;
+        let environment_id = self.environment_id.context("direct needs --environment-id ID")?;
+        let mut config = DirectEnvironmentConfig::new(base_url, environment_id, credential);
+        config.server = server;
+        let stop =
+            shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
+        Ok(run_direct_environment_until(config, paths, stop).await?)
+    }
+
+    async fn run_with_pipe(
+        self,
+        server: ServerConfig,
+        paths: &ExecServerRuntimePaths,
+        forward_to: Option<String>,
+    ) -> anyhow::Result<()> {
+        let signal = shutdown_signal();
+        let base_url = self.remote.context("--executor-credential-stdin needs --remote URL")?;
+        let environment_id = self.environment_id.context("--remote needs --environment-id ID")?;
+        let pipe_config = CredentialPipeConfig::new(&environment_id);
+        let stdin = tokio::io::BufReader::new(tokio::io::stdin());
+        let (pipe, credential) = CredentialPipe::open(stdin, pipe_config).await?;
+        let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
+        config.name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
+        config.server = server;
+        config.forward_to = forward_to;
+        let mut ended = Ok(());
+        let stop = async {
+            tokio::select! {
+                () = signal => {}
+                result = pipe.watch() => ended = result,
+            }
+        };
+        run_remote_environment_until(config, paths, stop).await?;
+        Ok(ended?)
     }
 
     /// Whether the server stops at the end of stdin.

@@ -261,9 +261,10 @@ pub(crate) fn dial_kind(error: &DialError) -> ErrorKind {
         DialError::NotWebsocket { .. } => ErrorKind::ProtocolViolation,
         DialError::Timeout { .. } => ErrorKind::TimedOut,
         DialError::Url { .. } | DialError::Token => ErrorKind::InvalidParams,
-        DialError::Resolve { .. } | DialError::Tcp { .. } | DialError::Tls { .. } => {
-            ErrorKind::Unreachable
-        }
+        DialError::Resolve { .. }
+        | DialError::Tcp { .. }
+        | DialError::Tls { .. }
+        | DialError::Proxy { .. } => ErrorKind::Unreachable,
     }
 }
 

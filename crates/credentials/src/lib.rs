@@ -4,12 +4,17 @@
 //! [`Credential`](codex_exec_remote::Credential) for a registry. [`BrowserLogin`] and [`DeviceLogin`] write
 //! an `auth.json`; [`logout`] removes it.
 //!
-//! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json`.
+//! [`ExecutorCredential`] comes from a parent process, [`AwsCredential`] signs requests.
+//!
+//! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json` and the
+//! shared files of AWS.
 
 #![forbid(unsafe_code)]
 
 mod agent;
 mod auth_file;
+mod aws;
+mod executor;
 mod issuer;
 mod jwt;
 mod login;
@@ -20,6 +25,10 @@ mod tokens;
 
 pub use agent::AgentIdentity;
 pub use auth_file::{AuthFile, AuthFileError, AuthJson, TokenSet};
+pub use aws::{AwsCredential, AwsError, AwsKeys, AwsSources, sign as sign_aws_request};
+pub use executor::{
+    CredentialPipe, CredentialPipeConfig, ExecutorCredential, ExecutorCredentialError,
+};
 pub use issuer::{IssuedTokens, Issuer, OauthError};
 pub use jwt::{Claims, claims};
 pub use login::{

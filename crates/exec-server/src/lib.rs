@@ -61,8 +61,9 @@ pub use codex_exec_remote as remote_mode;
 pub use codex_exec_remote::{RelayConfig, Secret};
 #[cfg(all(feature = "server", feature = "remote"))]
 pub use codex_exec_serving::{
-    RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
-    run_remote_environment_until, run_remote_executor, run_remote_executor_until,
+    DirectEnvironmentConfig, RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError,
+    run_direct_environment_until, run_remote_environment, run_remote_environment_until,
+    run_remote_executor, run_remote_executor_until,
 };
 
 // The client.

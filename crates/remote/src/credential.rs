@@ -6,12 +6,26 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use codex_exec_rpc::Secret;
 use http::{HeaderMap, header};
 
 use crate::base_url::BaseUrl;
 use crate::http_client::HttpClient;
+
+/// A request as it will be sent, for credentials that sign it.
+#[derive(Debug, Clone, Copy)]
+pub struct OutgoingRequest<'a> {
+    /// `GET` or `POST`.
+    pub method: &'a str,
+    /// `http`, `https`, `ws` or `wss`, with the query.
+    pub url: &'a str,
+    /// The `Content-Type` header, if there is one.
+    pub content_type: Option<&'a str>,
+    /// The body; empty for an upgrade.
+    pub body: &'a [u8],
+}
 
 /// Authenticates requests to a registry. `Debug` must not show the secret.
 pub trait Credential: fmt::Debug + Send + Sync {
@@ -21,8 +35,40 @@ pub trait Credential: fmt::Debug + Send + Sync {
     /// Makes the headers of one request. May send requests by `http`, for example for a new token.
     fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap>;
 
+    /// Makes the headers of this request, for example with a signature. The default is
+    /// [`headers`](Self::headers), which is the same for every request.
+    fn headers_for<'a>(
+        &'a self,
+        _request: OutgoingRequest<'a>,
+        http: &'a HttpClient,
+    ) -> CredentialFuture<'a, HeaderMap> {
+        self.headers(http)
+    }
+
     /// Renews the credential after a 401. Returns whether there is now another one to try.
     fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool>;
+}
+
+impl Credential for Arc<dyn Credential> {
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        (**self).check_target(base)
+    }
+
+    fn headers<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {
+        (**self).headers(http)
+    }
+
+    fn headers_for<'a>(
+        &'a self,
+        request: OutgoingRequest<'a>,
+        http: &'a HttpClient,
+    ) -> CredentialFuture<'a, HeaderMap> {
+        (**self).headers_for(request, http)
+    }
+
+    fn renew<'a>(&'a self, http: &'a HttpClient) -> CredentialFuture<'a, bool> {
+        (**self).renew(http)
+    }
 }
 
 /// The return type of [`Credential`]'s methods.

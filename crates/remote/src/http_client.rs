@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, escape};
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Proxies, escape};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use serde::de::DeserializeOwned;
@@ -24,11 +24,18 @@ pub struct HttpConfig {
     pub max_body: usize,
     /// TLS configuration. Default `None`: trust the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
+    /// Proxies to go through. Default: those of the environment.
+    pub proxies: Arc<Proxies>,
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), max_body: 1 << 20, tls: None }
+        Self {
+            timeout: Duration::from_secs(30),
+            max_body: 1 << 20,
+            tls: None,
+            proxies: Proxies::from_env(),
+        }
     }
 }
 
@@ -62,6 +69,7 @@ impl From<ExchangeError> for HttpError {
     fn from(error: ExchangeError) -> Self {
         match error {
             ExchangeError::Dial(error) => Self::Dial(error),
+            ExchangeError::Uri => Self::Url,
             ExchangeError::Http(error) => Self::Exchange(error),
         }
     }
@@ -171,6 +179,7 @@ impl HttpClient {
             authority: &host,
             connect_timeout: self.config.timeout,
             tls: self.config.tls.clone(),
+            proxies: self.config.proxies.clone(),
         };
         let (head, body) = target.send(request).await?.into_parts();
         let max = self.config.max_body;

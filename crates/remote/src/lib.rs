@@ -11,6 +11,7 @@
 mod authorities;
 mod base_url;
 mod credential;
+mod direct;
 mod entropy;
 mod http_client;
 mod registry;
@@ -19,15 +20,16 @@ mod trace_context;
 
 pub use authorities::{AuthoritiesError, tls_from_file};
 pub use base_url::{BaseUrl, BaseUrlError};
-pub use codex_exec_rpc::Secret;
-pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture};
+pub use codex_exec_rpc::{Proxies, Secret};
+pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture, OutgoingRequest};
+pub use direct::{DirectError, serve_direct};
 pub use entropy::entropy;
 pub use http_client::{HttpClient, HttpConfig, HttpError, HttpResponse, Payload, encode_form};
 pub use registry::{
-    Admission, ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE,
-    EnvironmentStatus, ErrorDetail, ErrorResponse, ExecutorResponse, ListResponse, NoiseKeyJson,
-    RegisterRequest, RegisterResponse, Registration, Registry, RegistryError, SECURITY_PROFILE,
-    ValidateRequest, ValidateResponse, key_to_json,
+    Admission, ConnectRequest, ConnectResponse, DIRECT_TRANSPORT, DirectRegistrationError,
+    ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentStatus, ErrorDetail, ErrorResponse,
+    ExecutorResponse, ListResponse, NoiseKeyJson, RegisterRequest, RegisterResponse, Registration,
+    Registry, RegistryError, SECURITY_PROFILE, ValidateRequest, ValidateResponse, key_to_json,
 };
 pub use relay::{
     EnvironmentConnector, EnvironmentError, RegistrationTarget, RelayConfig, RemoteError,

@@ -3,15 +3,19 @@
 //! Invariant: neither errors nor `Debug` ever show the bearer token, nor a password, query or
 //! fragment of the URL.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use http::{HeaderValue, Uri, header};
+use http::{HeaderMap, HeaderValue, Uri, header};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tokio_websockets::{
@@ -20,8 +24,12 @@ use tokio_websockets::{
 
 use crate::connection::{Connection, ConnectionConfig};
 use crate::loopback::disable_pacing_on_loopback;
+use crate::proxy::{Proxies, Proxy};
 use crate::socket::websocket_config;
 use crate::websocket::websocket_limits;
+
+/// The variable with the name of a PEM file: certificate authorities to trust besides the system's.
+const CA_VARIABLE: &str = "CODEX_CA_CERTIFICATE";
 
 /// Where to dial, and how.
 #[derive(Clone)]
@@ -38,6 +46,10 @@ pub struct WebsocketDial {
     pub receive_buffer: Option<u32>,
     /// TLS configuration; `None` trusts the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
+    /// Proxies to go through, by a tunnel. Default none.
+    pub proxies: Arc<Proxies>,
+    /// Further headers of the upgrade. Default none.
+    pub headers: HeaderMap,
 }
 
 impl WebsocketDial {
@@ -49,6 +61,8 @@ impl WebsocketDial {
             timeout: Duration::from_secs(10),
             receive_buffer: Some(1 << 20),
             tls: None,
+            proxies: Proxies::none(),
+            headers: HeaderMap::new(),
         }
     }
 
@@ -108,14 +122,22 @@ pub enum DialError {
     },
     /// The TLS handshake failed.
     #[error(
-        "TLS to `{host}` failed: {source}; set SSL_CERT_FILE to trust your own authority, or use \
-         ws:// or http:// for a server without TLS"
+        "TLS to `{host}` failed: {source}; set CODEX_CA_CERTIFICATE to trust your own authority, or \
+         use ws:// or http:// for a server without TLS"
     )]
     Tls {
         /// The host of the URL.
         host: String,
         /// The TLS library's error.
         source: io::Error,
+    },
+    /// The proxy of the environment cannot be used.
+    #[error("cannot connect through the proxy {proxy}: {reason}")]
+    Proxy {
+        /// `HOST:PORT`, or the variable that should name a proxy.
+        proxy: String,
+        /// What went wrong.
+        reason: String,
     },
     /// The server refused the upgrade with status 401 or 403.
     #[error(
@@ -161,8 +183,11 @@ impl DialError {
     }
 }
 
-/// The stream that dialling opens: TCP, or TLS over TCP.
-pub type DialledStream = MaybeTlsStream<TcpStream>;
+/// The stream that dialling opens: a transport, or TLS with the server over it.
+pub type DialledStream = MaybeTlsStream<TransportStream>;
+
+/// TCP to the server or to a proxy, or TLS to an `https://` proxy.
+pub type TransportStream = MaybeTlsStream<TcpStream>;
 
 impl Connection {
     /// Dials a websocket and wraps it. The connection is up when this returns.
@@ -186,6 +211,29 @@ impl WebsocketDial {
     pub async fn open_stream(&self) -> Result<DialledStream, DialError> {
         let target = Target::parse(self)?;
         self.with_timeout(&target, stream(self, &target)).await
+    }
+
+    /// Dials the proxy that forwards requests without TLS, if there is one. Returns the value of
+    /// `Proxy-Authorization` with it.
+    #[cfg(feature = "http-client")]
+    pub(crate) async fn open_forwarding(
+        &self,
+    ) -> Result<Option<(TransportStream, Option<HeaderValue>)>, DialError> {
+        let target = Target::parse(self)?;
+        match self.proxy_for(&target)? {
+            Some(proxy) if !target.tls => {
+                let stream = self.with_timeout(&target, to_proxy(self, proxy)).await?;
+                Ok(Some((stream, proxy.authorization.clone())))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn proxy_for(&self, target: &Target) -> Result<Option<&Proxy>, DialError> {
+        self.proxies.for_host(&target.host, target.tls).map_err(|variable| DialError::Proxy {
+            proxy: variable.to_owned(),
+            reason: "its value is not a proxy URL; expected http://HOST:PORT".to_owned(),
+        })
     }
 
     async fn with_timeout<T>(
@@ -259,6 +307,9 @@ async fn upgraded(
         value.set_sensitive(true);
         builder = builder.add_header(header::AUTHORIZATION, value).map_err(|_| DialError::Token)?;
     }
+    for (name, value) in &dial.headers {
+        builder = builder.add_header(name.clone(), value.clone()).map_err(|_| DialError::Token)?;
+    }
     let stream = stream(dial, target).await?;
     match builder.connect_on(stream).await {
         Ok((socket, _)) => Ok(socket),
@@ -279,13 +330,33 @@ async fn upgraded(
 }
 
 async fn stream(dial: &WebsocketDial, target: &Target) -> Result<DialledStream, DialError> {
-    let stream = tcp(dial, target).await?;
-    if target.tls { secure(dial, target, stream).await } else { Ok(MaybeTlsStream::Plain(stream)) }
+    let stream = match dial.proxy_for(target)? {
+        None => MaybeTlsStream::Plain(tcp(dial, &target.host, target.port).await?),
+        Some(proxy) => {
+            let mut stream = to_proxy(dial, proxy).await?;
+            let tunnel = proxy.tunnel(&mut stream, &target.host, target.port).await;
+            tunnel.map_err(|reason| DialError::Proxy { proxy: proxy.address(), reason })?;
+            stream
+        }
+    };
+    if target.tls {
+        Ok(MaybeTlsStream::Rustls(secure(dial, &target.host, stream).await?))
+    } else {
+        Ok(MaybeTlsStream::Plain(stream))
+    }
+}
+
+async fn to_proxy(dial: &WebsocketDial, proxy: &Proxy) -> Result<TransportStream, DialError> {
+    let stream = tcp(dial, &proxy.host, proxy.port).await?;
+    if proxy.tls {
+        Ok(MaybeTlsStream::Rustls(secure(dial, &proxy.host, stream).await?))
+    } else {
+        Ok(MaybeTlsStream::Plain(stream))
+    }
 }
 
 /// Tries each address of the host in turn.
-async fn tcp(dial: &WebsocketDial, target: &Target) -> Result<TcpStream, DialError> {
-    let (host, port) = (target.host.as_str(), target.port);
+async fn tcp(dial: &WebsocketDial, host: &str, port: u16) -> Result<TcpStream, DialError> {
     let addresses = tokio::net::lookup_host((host, port))
         .await
         .map_err(|source| DialError::Resolve { host: host.to_owned(), source })?;
@@ -312,34 +383,48 @@ async fn tcp_to(dial: &WebsocketDial, address: SocketAddr) -> io::Result<TcpStre
     socket.connect(address).await
 }
 
-async fn secure(
+async fn secure<S: AsyncRead + AsyncWrite + Unpin>(
     dial: &WebsocketDial,
-    target: &Target,
-    stream: TcpStream,
-) -> Result<MaybeTlsStream<TcpStream>, DialError> {
-    let failed = |source| DialError::Tls { host: target.host.clone(), source };
+    host: &str,
+    stream: S,
+) -> Result<TlsStream<S>, DialError> {
+    let failed = |source| DialError::Tls { host: host.to_owned(), source };
     let config = match &dial.tls {
         Some(config) => config.clone(),
         None => system_tls().map_err(|error| failed(io::Error::other(error)))?,
     };
-    let name = ServerName::try_from(target.host.clone())
+    let name = ServerName::try_from(host.to_owned())
         .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
-    let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
-    Ok(MaybeTlsStream::Rustls(stream))
+    TlsConnector::from(config).connect(name, stream).await.map_err(failed)
 }
 
-/// The system's root certificates, read once.
+/// The system's root certificates and those of `CODEX_CA_CERTIFICATE`, read once.
 fn system_tls() -> Result<Arc<ClientConfig>, String> {
     static SYSTEM: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
-    SYSTEM
-        .get_or_init(|| {
-            let found = rustls_native_certs::load_native_certs();
-            if found.certs.is_empty() {
-                return Err("the system has no root certificates; set SSL_CERT_FILE".to_owned());
+    SYSTEM.get_or_init(|| tls_with(std::env::var_os(CA_VARIABLE).as_deref())).clone()
+}
+
+/// The system's root certificates and those in this file, if its name is not empty.
+fn tls_with(own: Option<&OsStr>) -> Result<Arc<ClientConfig>, String> {
+    let own = match own.filter(|path| !path.is_empty()) {
+        None => Vec::new(),
+        Some(path) => {
+            let unusable = |reason: String| format!("cannot use {CA_VARIABLE} {path:?}: {reason}");
+            let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+            let found: Vec<_> = found.map_err(|error| unusable(error.to_string()))?;
+            if found.is_empty() {
+                return Err(unusable("it contains no PEM certificate".to_owned()));
             }
-            tls_from_roots(found.certs).map_err(|error| error.to_string())
-        })
-        .clone()
+            found
+        }
+    };
+    let system = rustls_native_certs::load_native_certs().certs;
+    if system.is_empty() && own.is_empty() {
+        return Err(format!(
+            "the system has no root certificates; set {CA_VARIABLE} or SSL_CERT_FILE"
+        ));
+    }
+    tls_from_roots(system.into_iter().chain(own)).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,19 +1,22 @@
 //! HTTP/1.1: one request per connection.
 //!
-//! The client has no pool, no cookies and no proxy, and follows no redirect, so a credential reaches
-//! only the host it was sent to. HTTP and websockets dial the same way up to TLS.
+//! The client has no pool and no cookies, and follows no redirect, so a credential reaches only the host it
+//! was sent to. HTTP and websockets dial the same way up to TLS. Through a proxy, https takes a tunnel; a
+//! request without TLS goes to the proxy, which forwards it.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, header};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio_rustls::rustls::ClientConfig;
+use tokio_websockets::MaybeTlsStream;
 
 use crate::dial::{DialError, WebsocketDial};
+use crate::proxy::Proxies;
 
 /// Where a request goes.
 #[derive(Debug, Clone)]
@@ -26,6 +29,8 @@ pub struct HttpTarget<'a> {
     pub connect_timeout: Duration,
     /// TLS configuration; `None` trusts the system's root certificates.
     pub tls: Option<Arc<ClientConfig>>,
+    /// Proxies to go through.
+    pub proxies: Arc<Proxies>,
 }
 
 /// Why there is no response. Shows neither body nor headers nor path.
@@ -34,6 +39,9 @@ pub enum ExchangeError {
     /// The connection failed.
     #[error(transparent)]
     Dial(#[from] DialError),
+    /// The path cannot be part of an absolute URI, which a proxy needs.
+    #[error("the path is not valid in a request to a proxy")]
+    Uri,
     /// The exchange ended early or was not HTTP.
     #[error("the HTTP exchange failed: {0}")]
     Http(#[from] hyper::Error),
@@ -42,7 +50,7 @@ pub enum ExchangeError {
 impl HttpTarget<'_> {
     /// Sends a request as it is: its URI must be a path, and it must have every header it needs. The
     /// connection closes with the response's body, or when that is dropped.
-    pub async fn send<B>(self, request: Request<B>) -> Result<Response<Incoming>, ExchangeError>
+    pub async fn send<B>(self, mut request: Request<B>) -> Result<Response<Incoming>, ExchangeError>
     where
         B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
@@ -50,9 +58,21 @@ impl HttpTarget<'_> {
         let dial = WebsocketDial {
             timeout: self.connect_timeout,
             tls: self.tls,
+            proxies: self.proxies,
             ..WebsocketDial::new(format!("{scheme}://{}", self.authority))
         };
-        let stream = dial.open_stream().await?;
+        let stream = match dial.open_forwarding().await? {
+            None => dial.open_stream().await?,
+            Some((stream, authorization)) => {
+                let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+                let uri = format!("http://{}{path}", self.authority).parse();
+                *request.uri_mut() = uri.map_err(|_| ExchangeError::Uri)?;
+                if let Some(value) = authorization {
+                    request.headers_mut().insert(header::PROXY_AUTHORIZATION, value);
+                }
+                MaybeTlsStream::Plain(stream)
+            }
+        };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         Ok(sender.send_request(request).await?)

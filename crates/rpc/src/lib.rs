@@ -20,6 +20,7 @@ mod metered;
 mod outbound;
 mod peer;
 mod pending;
+mod proxy;
 mod secret;
 pub mod socket;
 mod upgrade;
@@ -27,7 +28,7 @@ mod websocket;
 
 pub use budget::{Account, Budget, Share, Transfer};
 pub use connection::{Connection, ConnectionConfig, TransportError};
-pub use dial::{DialError, DialledStream, WebsocketDial, tls_from_roots};
+pub use dial::{DialError, DialledStream, TransportStream, WebsocketDial, tls_from_roots};
 pub use escape::escape;
 #[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
@@ -39,6 +40,7 @@ pub use outbound::{
 };
 pub use peer::{Peer, PeerActivity};
 pub use pending::{CallError, OnResponse, Pending};
+pub use proxy::{Proxies, Proxy};
 pub use secret::Secret;
 pub use socket::websocket_config;
 pub use upgrade::websocket_accept;

@@ -22,7 +22,7 @@ use crate::capabilities::{Capabilities, Shortfall};
 use crate::decide::facts::Facts;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{
-    MissingRoot, PolicyError, Resolved, ServerState, Surroundings, resolve,
+    MissingRoot, PolicyError, Region, Resolved, ServerState, Surroundings, resolve,
 };
 use crate::decide::writable_history::WritableHistory;
 use crate::executable::Executable;
@@ -215,6 +215,16 @@ pub enum Command<'a> {
         /// The source of `PATH`, `TMPDIR`, `TMP` and `TEMP`; other variables are not passed.
         env: &'a [(OsString, OsString)],
     },
+    /// Runs no program: the sandbox writes a message to stderr and exits with
+    /// [`REFUSED_CODE`](crate::reentry::REFUSED_CODE).
+    Refusal {
+        /// The text for stderr.
+        message: &'a str,
+        /// The environment that the program would have had.
+        env: &'a [(OsString, OsString)],
+        /// The working directory that the program would have had.
+        cwd: &'a Path,
+    },
 }
 
 /// A request to run something.
@@ -229,7 +239,9 @@ impl<'a> Request<'a> {
     /// no working directory.
     pub fn surroundings(&self) -> Surroundings<'a> {
         let (env, cwd) = match self.command {
-            Command::Program { env, cwd, .. } => (env, Some(cwd)),
+            Command::Program { env, cwd, .. } | Command::Refusal { env, cwd, .. } => {
+                (env, Some(cwd))
+            }
             Command::Helper { env, .. } => (env, None),
         };
         let tmpdir = env.iter().find(|(name, _)| name == "TMPDIR").map(|(_, value)| &**value);
@@ -517,7 +529,10 @@ impl Sandbox {
         {
             // Resolve links, because the access belongs to the directory, not to its name.
             let cwd = std::fs::canonicalize(&program.cwd).unwrap_or_else(|_| program.cwd.clone());
-            let above_a_grant = || policy.regions.iter().any(|(path, _)| is_within(path, &cwd));
+            let above_a_grant = || {
+                let grants = |region: &Region| region.access != AccessMode::Deny;
+                policy.regions.iter().any(|(path, region)| grants(region) && is_within(path, &cwd))
+            };
             if policy.access.access(&cwd) == AccessMode::Deny && !above_a_grant() {
                 return Err(PrepareError::WorkingDirectory(program.cwd.clone()));
             }
@@ -601,6 +616,7 @@ fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
                 .cloned()
                 .collect(),
         },
+        Command::Refusal { message, .. } => Target::Refusal { message: message.to_owned() },
         Command::Program { argv, arg0, env, cwd } => {
             if argv.first().is_none_or(|program| program.is_empty()) {
                 return Err(PrepareError::Command("it is empty"));

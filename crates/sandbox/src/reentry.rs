@@ -15,6 +15,10 @@ pub const ARGUMENT: &str = "__linux-sandbox";
 /// The program name by which re-entry is also recognized.
 pub const NAME: &str = "codex-linux-sandbox";
 
+/// Exit code of a sandbox that runs no program and prints the reason
+/// ([`Command::Refusal`](crate::Command::Refusal)).
+pub const REFUSED_CODE: i32 = 101;
+
 /// The last argument of a sandbox in the foreground: signals go to its first process alone, not to its
 /// group.
 pub(crate) const FOREGROUND: &str = "alone";

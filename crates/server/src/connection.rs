@@ -78,6 +78,8 @@ struct Permits {
     _bytes: OwnedSemaphorePermit,
     /// Of the server's memory for large messages.
     _memory: Option<codex_exec_rpc::Share>,
+    /// The turn of this request, if requests run one at a time.
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// A message, and the memory reserved for it.
@@ -285,6 +287,8 @@ struct ConnectionState {
     response_memory: ResponseMemory,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    /// One permit, if requests run one at a time.
+    turn: Option<Arc<Semaphore>>,
 }
 
 impl ConnectionState {
@@ -296,6 +300,7 @@ impl ConnectionState {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
+            turn: (server.config().concurrent_requests == 1).then(|| Arc::new(Semaphore::new(1))),
             files: Files::new(&server, outbound.clone(), response_memory.clone()),
             response_memory,
             server,
@@ -309,7 +314,7 @@ impl ConnectionState {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.admit_request(id, message.len(), memory).await;
+                let request = self.admit_request(id, &method, message.len(), memory).await;
                 // A panic drops the request, which sends an error; later requests are not affected.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
@@ -327,9 +332,14 @@ impl ConnectionState {
     async fn admit_request(
         &self,
         id: RequestId,
+        method: &str,
         len: usize,
         memory: Option<codex_exec_rpc::Share>,
     ) -> Request {
+        // These wait for their process, which may wait for a later request: they take their turn in order
+        // and give it up at once.
+        let waits =
+            matches!(Method::from_name(method), Some(Method::ProcessRead | Method::ProcessWrite));
         let len = len.min(self.server.config().pending_bytes);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let mut permits = pin!(async {
@@ -337,7 +347,12 @@ impl ConnectionState {
             let closed = "the semaphore is never closed";
             let count = self.count.clone().acquire_owned().await.expect(closed);
             let bytes = self.bytes.clone().acquire_many_owned(len).await.expect(closed);
-            Permits { _count: count, _bytes: bytes, _memory: memory }
+            let turn = match &self.turn {
+                Some(turn) => Some(turn.clone().acquire_owned().await.expect(closed)),
+                None => None,
+            };
+            let turn = turn.filter(|_| !waits);
+            Permits { _count: count, _bytes: bytes, _memory: memory, _turn: turn }
         });
         let permits = match permits.as_mut().now_or_never() {
             Some(permits) => permits,

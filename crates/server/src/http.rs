@@ -1,7 +1,8 @@
 //! The handler of `http/request`: HTTP requests from the server's machine.
 //!
-//! Each request opens its own connection: HTTP/1.1, no cookies, no proxy. A streamed body is read only as
-//! fast as the client takes it. A request ends with the client's connection.
+//! Each request opens its own connection: HTTP/1.1, no cookies, through the proxies of the server's
+//! environment. A streamed body is read only as fast as the client takes it. A request ends with the
+//! client's connection.
 //!
 //! Invariant: no URL, header or body is logged, and errors name at most the host.
 
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use codex_exec_host::files::Reservation;
-use codex_exec_host::process::{NEVER_INHERITED, NEVER_PASSED_ON};
-use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Outbound};
+use codex_exec_host::process::NEVER_INHERITED;
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Outbound, Proxies};
 use codex_exec_server_protocol::http::{
     HttpHeader, HttpRedirectPolicy, HttpRequestBodyDeltaNotification, HttpRequestParams,
     HttpRequestResponse,
@@ -45,13 +46,19 @@ const MAX_BODY_BYTES: usize = 45 << 20;
 /// How long an exchange may take if the request sets no timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// Variables of the server that hold credentials; no header may use them.
-const CREDENTIALS: &[&str] = &[
-    "OPENAI_API_KEY",
-    "CODEX_CONNECTORS_TOKEN",
+/// Variables of the server that hold credentials; no header may use them. Compared without case.
+const REFUSED_VARIABLES: &[&str] = &[
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
     "AZURE_CLIENT_SECRET",
     "AZURE_FEDERATED_TOKEN_FILE",
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
     "GOOGLE_APPLICATION_CREDENTIALS",
+    "OPENAI_API_KEY",
+    "OPENAI_FEDERATION_RULE_ID",
+    "OPENAI_IDENTITY_TOKEN_FILE",
+    "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
 
 /// The `http/request`s of one connection.
@@ -250,6 +257,8 @@ struct Exchange {
     method: Method,
     url: Url,
     headers: HeaderMap,
+    /// Headers with the value of a server variable: only the origin they were meant for gets them.
+    from_variables: Vec<HeaderName>,
     body: Bytes,
     follow: bool,
     deadline: Instant,
@@ -266,10 +275,12 @@ impl Exchange {
             Url::parse(&params.url).map_err(|error| invalid(format!("url is invalid: {error}")))?;
         check_scheme(&url).map_err(invalid)?;
         let timeout = params.timeout_ms.map_or(MAX_TIMEOUT, Duration::from_millis).min(MAX_TIMEOUT);
+        let (headers, from_variables) = headers(&params.headers).map_err(invalid)?;
         Ok(Self {
             method,
             url,
-            headers: headers(&params.headers).map_err(invalid)?,
+            headers,
+            from_variables,
             body: params.body.map(|body| body.0).unwrap_or_default(),
             follow: params.redirect_policy == HttpRedirectPolicy::Follow,
             deadline: Instant::now() + timeout,
@@ -294,16 +305,17 @@ impl Exchange {
     async fn send_once(&self) -> Result<Response<Incoming>, String> {
         let host = self.url.host_str().unwrap_or_default();
         let secure = self.url.scheme() == "https";
-        let port = self.url.port_or_known_default().unwrap_or(80);
         let target = HttpTarget {
             secure,
-            authority: &format!("{host}:{port}"),
+            authority: &self.url[url::Position::BeforeHost..url::Position::AfterPort],
             connect_timeout: self.deadline.saturating_duration_since(Instant::now()),
             tls: None,
+            proxies: Proxies::from_env(),
         };
         target.send(self.request()?).await.map_err(|error| match error {
             ExchangeError::Dial(error) => dial_failure(host, &error),
             ExchangeError::Http(error) => format!("the request to {host} failed: {error}"),
+            ExchangeError::Uri => "the path is invalid".to_owned(),
         })
     }
 
@@ -344,16 +356,20 @@ impl Exchange {
                 self.headers.remove(header);
             }
         }
-        let origin = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-        if origin(&next) != origin(&self.url) {
+        if next.origin() != self.url.origin() {
             // Another host must not see the credentials.
             for credential in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, WWW_AUTHENTICATE] {
                 self.headers.remove(credential);
+            }
+            for secret in self.from_variables.drain(..) {
+                self.headers.remove(secret);
             }
         }
         self.headers.remove(HOST);
         let mut referer = self.url.clone();
         referer.set_fragment(None);
+        // A query may hold a token.
+        referer.set_query(None);
         let _ = referer.set_username("").and_then(|()| referer.set_password(None));
         if !(self.url.scheme() == "https" && next.scheme() == "http")
             && let Ok(referer) = HeaderValue::from_str(referer.as_str())
@@ -372,30 +388,38 @@ fn check_scheme(url: &Url) -> Result<(), String> {
     }
 }
 
-fn headers(requested: &[HttpHeader]) -> Result<HeaderMap, String> {
+/// The headers, and the names of those that take their value from a variable.
+fn headers(requested: &[HttpHeader]) -> Result<(HeaderMap, Vec<HeaderName>), String> {
     let mut headers = HeaderMap::new();
+    let mut from_variables = Vec::new();
     for HttpHeader { name, value, value_env_var } in requested {
         let parsed = HeaderName::from_bytes(name.as_bytes())
             .map_err(|error| format!("header name is invalid: {error}"))?;
         let mut value = value.clone();
         if let Some(variable) = value_env_var {
             value.push_str(&env_value(name, variable)?);
+            from_variables.push(parsed.clone());
         }
         let mut value = HeaderValue::from_str(&value)
             .map_err(|error| format!("header value is invalid for {name}: {error}"))?;
         value.set_sensitive(true);
         headers.append(parsed, value);
     }
-    Ok(headers)
+    Ok((headers, from_variables))
 }
 
 fn env_value(header: &str, variable: &str) -> Result<String, String> {
-    let denied = [CREDENTIALS, NEVER_INHERITED, NEVER_PASSED_ON];
-    if denied.iter().any(|names| names.contains(&variable)) || variable.starts_with("AWS_") {
+    let mut refused = REFUSED_VARIABLES.iter().chain(NEVER_INHERITED);
+    if refused.any(|name| name.eq_ignore_ascii_case(variable)) {
         return Err(format!("header {header} cannot use the server's variable {variable}"));
     }
-    std::env::var(variable)
-        .map_err(|_| format!("header {header} requires the server's variable {variable}"))
+    match std::env::var(variable) {
+        Ok(value) if value.is_empty() => {
+            Err(format!("header {header} requires a non-empty server variable {variable}"))
+        }
+        Ok(value) => Ok(value),
+        Err(_) => Err(format!("header {header} requires the server's variable {variable}")),
+    }
 }
 
 fn dial_failure(host: &str, error: &DialError) -> String {
@@ -403,6 +427,7 @@ fn dial_failure(host: &str, error: &DialError) -> String {
         DialError::Resolve { source, .. } => format!("cannot resolve host {host}: {source}"),
         DialError::Tcp { address, source } => format!("cannot reach {address}: {source}"),
         DialError::Tls { source, .. } => format!("TLS with {host} failed: {source}"),
+        DialError::Proxy { .. } => error.to_string(),
         _ => format!("cannot reach {host}"),
     }
 }

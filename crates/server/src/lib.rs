@@ -10,6 +10,8 @@
 mod auth;
 mod config;
 mod connection;
+#[cfg(feature = "remote")]
+mod direct;
 mod environment;
 mod files;
 #[cfg(feature = "remote")]
@@ -34,6 +36,8 @@ mod takeover_tests;
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::ServerConfig;
+#[cfg(feature = "remote")]
+pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
 #[cfg(feature = "remote")]

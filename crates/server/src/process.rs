@@ -129,7 +129,12 @@ async fn launch(
         confiner.forget_plans();
     }
     let unsupported = [
-        (params.enforce_managed_network || params.managed_network.is_some(), "a managed network"),
+        // Without a sandbox there is nothing to enforce.
+        (
+            params.enforce_managed_network && params.sandbox.is_some()
+                || params.managed_network.is_some(),
+            "a managed network",
+        ),
         (params.network_proxy.is_some(), "a network proxy"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];

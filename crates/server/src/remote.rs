@@ -1,11 +1,13 @@
 //! Remote mode: a server that registers itself, connects out, and serves the clients that the registry
 //! authorizes.
 
+use std::sync::Arc;
+
 use codex_exec_credentials::{SignIn, SignInError, SignInKind, SignInSources};
 use codex_exec_relay_core::NoiseIdentity;
 use codex_exec_remote::{
-    BaseUrl, BaseUrlError, CredentialError, HttpClient, RegistrationTarget, Registry, RelayConfig,
-    RemoteError, TraceContext, entropy, serve_streams,
+    BaseUrl, BaseUrlError, Credential, CredentialError, HttpClient, RegistrationTarget, Registry,
+    RelayConfig, RemoteError, TraceContext, entropy, serve_streams,
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
 
@@ -24,8 +26,8 @@ pub struct RemoteEnvironmentConfig {
     pub environment_id: String,
     /// The name of this machine in logs. Default `codex-exec-server`.
     pub name: String,
-    /// How to sign in to the registry.
-    pub sign_in: SignIn,
+    /// How to sign in to the registry: a [`SignIn`], or any other credential.
+    pub sign_in: Arc<dyn Credential>,
     /// Limits of the relay.
     pub relay: RelayConfig,
     /// Limits of the server.
@@ -64,6 +66,14 @@ pub enum RemoteRunError {
     /// The credential must not be sent to this registry.
     #[error(transparent)]
     SignIn(#[from] CredentialError),
+    /// The registry's URL would send requests unencrypted over the network.
+    #[error(
+        "--remote-transport direct needs an https:// registry unless it is on this machine: {0}"
+    )]
+    InClear(BaseUrl),
+    /// The registry, or the websocket that it named, refused or failed for good.
+    #[error(transparent)]
+    Direct(#[from] codex_exec_remote::DirectError),
     /// The registry or the relay refused, or failed for good.
     #[error(transparent)]
     Remote(#[from] RemoteError),
@@ -89,13 +99,13 @@ impl RemoteEnvironmentConfig {
     pub fn new(
         base_url: impl Into<String>,
         environment_id: impl Into<String>,
-        sign_in: SignIn,
+        sign_in: impl Credential + 'static,
     ) -> Self {
         Self {
             base_url: base_url.into(),
             environment_id: environment_id.into(),
             name: "codex-exec-server".to_owned(),
-            sign_in,
+            sign_in: Arc::new(sign_in),
             relay: RelayConfig::default(),
             server: ServerConfig::default(),
             forward_to: None,
@@ -186,7 +196,11 @@ pub async fn run_remote_executor_until(
     serve(config.relay, target, config.server, runtime_paths, stop).await
 }
 
-fn registry(base_url: &str, id: &str, sign_in: SignIn) -> Result<Registry, RemoteRunError> {
+fn registry(
+    base_url: &str,
+    id: &str,
+    sign_in: impl Credential + 'static,
+) -> Result<Registry, RemoteRunError> {
     if id.trim().is_empty() {
         return Err(RemoteRunError::EmptyId);
     }

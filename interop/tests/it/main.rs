@@ -18,3 +18,4 @@ mod support;
 #[allow(dead_code, reason = "the command line's own tests use all of it")]
 #[path = "../../../crates/cli/tests/it/terminal.rs"]
 mod terminal;
+mod walks;

@@ -274,3 +274,54 @@ async fn a_denied_command_runs_again_after_approval() {
         client.run_with_approval(fails, async |_| panic!("nothing was denied")).await.unwrap();
     assert_eq!(failed.status.code, 3);
 }
+
+/// Clients ask for approval after a denied process, not after an error response.
+#[tokio::test]
+async fn hidden_working_directory_denies_the_process() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let (hidden, open) = (directory.path().join("hidden"), directory.path().join("open"));
+    std::fs::create_dir(&hidden).unwrap();
+    std::fs::create_dir(&open).unwrap();
+    let minimal =
+        json!({"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"});
+    let deny = json!({"path": {"type": "path", "path": hidden}, "access": "deny"});
+    let policies = [json!([whole_disk(), deny]), json!([minimal]), json!([])];
+    for (n, entries) in policies.iter().enumerate() {
+        let id = format!("p{n}");
+        let mut params = start(&id, "echo ran > made");
+        params["cwd"] = json!(hidden);
+        params["sandbox"] = policy(entries, &open);
+        let answer = client.call("process/start", params).await;
+        assert_eq!(answer["result"]["sandboxType"], "linuxSeccomp", "{answer}");
+        let exited = loop {
+            let notice = client.notification().await;
+            if notice["method"] == "process/exited" {
+                break notice["params"].clone();
+            }
+        };
+        assert_eq!((&exited["exitCode"], &exited["sandboxDenied"]), (&json!(101), &json!(true)));
+        let wait = json!({"processId": id, "waitMs": 10_000});
+        let read = client.call("process/read", wait).await["result"].clone();
+        let text = read["chunks"].to_string();
+        assert_eq!(read["chunks"][0]["stream"], "stderr", "{text}");
+        assert_eq!(read["sandboxDenied"], true);
+        assert!(!hidden.join("made").exists() && !Path::new("/made").exists());
+    }
+}
+
+/// Without a sandbox there is nothing to enforce; with one it is not offered.
+#[tokio::test]
+async fn enforcing_a_managed_network_is_accepted_without_a_sandbox() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let mut params = start("plain", "true");
+    params["enforceManagedNetwork"] = json!(true);
+    let answer = client.call("process/start", params.clone()).await;
+    assert_eq!(answer["result"]["sandboxType"], "none", "{answer}");
+    params["processId"] = json!("confined");
+    params["sandbox"] = policy(&json!([whole_disk()]), Path::new("/"));
+    let answer = client.call("process/start", params).await;
+    assert_eq!(answer["error"]["code"], -32602, "{answer}");
+}

@@ -6,5 +6,6 @@ mod accounts;
 #[allow(dead_code, reason = "the tests of remote mode use more of it")]
 #[path = "../../../remote/tests/it/cloud.rs"]
 mod cloud;
+mod executor;
 mod renewal;
 mod sign_in;

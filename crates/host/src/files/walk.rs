@@ -1,6 +1,6 @@
 //! Lists a tree breadth-first, with sorted names, within limits: `fs/walk`. Links to files are skipped,
-//! and links to directories too unless they are followed. Entries and errors both count towards the
-//! entry limit.
+//! and links to directories too unless they are followed. Every name except a dangling link counts
+//! towards the entry limit, listed or not.
 //!
 //! Invariant: memory and response are bounded by the request's limits, not by the tree. Directories are
 //! opened relative to the root's descriptor; unless the request follows links, none is followed below
@@ -18,7 +18,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::{for_each_name, join, kind_of_name, kind_of_target};
 use super::error::errno_message;
-use super::resolve::{LISTING, Links, Resolver};
+use super::resolve::{LISTING, Links, Resolver, bytes_path};
 use super::{Cancel, FileError, FilesConfig};
 
 /// JSON overhead of an entry or an error: braces, member names, kind, comma; rounded up.
@@ -38,12 +38,9 @@ pub(super) fn walk(
     let flags = if follow { LISTING - OFlags::NOFOLLOW } else { LISTING };
     let root = match retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty())) {
         Ok(root) => root,
-        // There is nothing below a file or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) if exists(path) => {
-            return Ok(FsWalkResponse::default());
-        }
-        Err(errno) => return Err(FileError::os("walk", path, errno)),
+        Err(errno) => return root_not_opened(path, errno),
     };
+    let root_stat = rustix::fs::fstat(&root).map_err(|errno| FileError::os("walk", path, errno))?;
     Walk {
         resolver,
         options,
@@ -51,16 +48,28 @@ pub(super) fn walk(
         root,
         queue: VecDeque::from([Directory { path: path.clone(), below: Vec::new(), depth: 0 }]),
         queued_total: 1,
-        visited: HashSet::new(),
+        visited: HashSet::from([(root_stat.st_dev, root_stat.st_ino)]),
+        names_left: options.max_entries as usize,
         room: config.max_scan_answer_bytes.saturating_sub(ANSWER_OVERHEAD),
         answer: FsWalkResponse::default(),
     }
     .run()
 }
 
-/// Whether a name exists, of whatever type.
-fn exists(path: &PathUri) -> bool {
-    rustix::fs::statat(CWD, path.as_path(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+/// The response if the root cannot be opened. A root that is not a directory, or a link that is not
+/// followed, has no entries; a directory without read permission is one error in the response.
+fn root_not_opened(path: &PathUri, errno: Errno) -> Result<FsWalkResponse, FileError> {
+    let failed = |errno| FileError::os("walk", path, errno);
+    let root = rustix::fs::statat(CWD, path.as_path(), AtFlags::empty()).map_err(failed)?;
+    match (errno, FileType::from_raw_mode(root.st_mode)) {
+        (Errno::NOTDIR | Errno::LOOP, _) => Ok(FsWalkResponse::default()),
+        (Errno::ACCESS | Errno::PERM, FileType::Directory) => {
+            let message = errno_message(errno.raw_os_error());
+            let errors = vec![FsPathError { path: path.clone(), message }];
+            Ok(FsWalkResponse { errors, ..FsWalkResponse::default() })
+        }
+        _ => Err(failed(errno)),
+    }
 }
 
 fn check_options(options: &FsWalkOptions, config: &FilesConfig) -> Result<(), FileError> {
@@ -87,8 +96,10 @@ struct Walk<'a> {
     queue: VecDeque<Directory>,
     /// Directories that have been queued so far.
     queued_total: usize,
-    /// Device and inode of directories read, if links are followed: each is read once.
+    /// Device and inode of the directories queued so far, if links are followed: each is read once.
     visited: HashSet<(u64, u64)>,
+    /// Names left to read.
+    names_left: usize,
     /// Bytes left in the response.
     room: usize,
     answer: FsWalkResponse,
@@ -108,44 +119,24 @@ impl Walk<'_> {
         while let Some(directory) = self.queue.pop_front() {
             self.cancel.check()?;
             match self.open(&directory) {
-                Ok(Some(fd)) => self.read(&directory, fd.as_fd())?,
-                Ok(None) => {}
+                Ok(fd) => self.read(&directory, fd.as_fd())?,
                 Err(errno) => self.error(&directory.path, errno),
             }
-            // Full is not truncated: the remaining directories may be empty.
-            if self.room == 0 || self.is_full() && self.answer.truncated {
+            // No names left is not truncated: the remaining directories may be empty.
+            if self.room == 0 || self.names_left == 0 && self.answer.truncated {
                 break;
             }
         }
         Ok(self.answer)
     }
 
-    /// Whether the limit of entries and errors is reached.
-    fn is_full(&self) -> bool {
-        self.free() == 0
-    }
-
-    fn free(&self) -> usize {
-        let taken = self.answer.entries.len() + self.answer.errors.len();
-        (self.options.max_entries as usize).saturating_sub(taken)
-    }
-
-    /// `None` if the directory has been read already, under another name.
-    fn open(&mut self, directory: &Directory) -> Result<Option<OwnedFd>, Errno> {
+    fn open(&self, directory: &Directory) -> Result<OwnedFd, Errno> {
         let links = Links::from(self.options.follow_directory_symlinks);
-        let fd = self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)?;
-        if links == Links::Follow {
-            let stat = rustix::fs::fstat(&fd)?;
-            if !self.visited.insert((stat.st_dev, stat.st_ino)) {
-                return Ok(None);
-            }
-        }
-        Ok(Some(fd))
+        self.resolver.open_below(self.root.as_fd(), &directory.below, LISTING, links)
     }
 
     fn read(&mut self, directory: &Directory, fd: BorrowedFd<'_>) -> Result<(), FileError> {
-        let follow = self.options.follow_directory_symlinks;
-        let mut names = match first_names(fd, self.free(), follow, directory, self.cancel) {
+        let mut names = match first_names(fd, self.names_left, directory, self.cancel) {
             Ok(names) => names,
             Err(FileError::Os { errno, .. }) => {
                 self.error(&directory.path, Errno::from_raw_os_error(errno));
@@ -155,21 +146,18 @@ impl Walk<'_> {
         };
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         for (name, listed) in names {
-            let kind = self.kind(fd, &name, listed);
-            if matches!(kind, Ok(None)) {
-                continue;
-            }
-            if self.is_full() {
+            if self.names_left == 0 {
                 self.answer.truncated = true;
                 return Ok(());
             }
+            self.names_left -= 1;
             let Ok(text) = std::str::from_utf8(&name) else {
                 let shown = String::from_utf8_lossy(&name);
                 self.error(&join(&directory.path, shown.as_bytes())?, Errno::ILSEQ);
                 continue;
             };
             let path = join(&directory.path, text.as_bytes())?;
-            let kind = match kind {
+            let kind = match self.kind(fd, &name, listed) {
                 Ok(Some(kind)) => kind,
                 Ok(None) => continue,
                 Err(errno) => {
@@ -186,7 +174,7 @@ impl Walk<'_> {
                 return Ok(());
             }
             if kind == FsEntryKind::Directory {
-                self.enqueue(directory, &name, &path);
+                self.enqueue(directory, fd, &name, &path);
             }
             self.answer.entries.push(FsWalkEntry { path, kind });
         }
@@ -218,9 +206,15 @@ impl Walk<'_> {
         })
     }
 
-    fn enqueue(&mut self, parent: &Directory, name: &[u8], path: &PathUri) {
+    fn enqueue(&mut self, parent: &Directory, fd: BorrowedFd<'_>, name: &[u8], path: &PathUri) {
         let pruned = self.options.prune_hidden_directories && name.starts_with(b".");
         if pruned || parent.depth >= self.options.max_depth {
+            return;
+        }
+        if self.options.follow_directory_symlinks
+            && let Ok(stat) = rustix::fs::statat(fd, bytes_path(name), AtFlags::empty())
+            && !self.visited.insert((stat.st_dev, stat.st_ino))
+        {
             return;
         }
         if self.queued_total >= self.options.max_directories as usize {
@@ -238,10 +232,6 @@ impl Walk<'_> {
     }
 
     fn error(&mut self, path: &PathUri, errno: Errno) {
-        if self.is_full() {
-            self.answer.truncated = true;
-            return;
-        }
         let message = errno_message(errno.raw_os_error());
         if self.take(path.encoded_len() + message.len()) {
             self.answer.errors.push(FsPathError { path: path.clone(), message });
@@ -264,24 +254,25 @@ impl Walk<'_> {
     }
 }
 
-/// The names of a directory or, if there are many more than `room`, at least the first `room` of them,
-/// so that a huge directory needs no more memory than a large one.
+/// The names of a directory except dangling links or, if there are many more than `room`, at least the
+/// first `room` of them and one more, so that a huge directory needs no more memory than a large one.
 fn first_names(
     fd: BorrowedFd<'_>,
     room: usize,
-    follow: bool,
     directory: &Directory,
     cancel: &Cancel,
 ) -> Result<Vec<Name>, FileError> {
-    // Some names are not listed: keep a reserve for them, and one more to detect truncation.
-    let keep = room.saturating_mul(2).saturating_add(1024);
+    // One more to detect truncation, and a reserve so that cuts are rare.
+    let keep = room.saturating_add(1024);
     let mut names: Vec<Name> = Vec::new();
     let each = |name: &[u8], listed| {
-        let special = matches!(
-            listed,
-            FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice
-        );
-        if !special && (follow || listed != FileType::Symlink) {
+        let leads = match listed {
+            FileType::Symlink | FileType::Unknown => {
+                matches!(kind_of_target(fd, name, listed), Ok(Some(_)))
+            }
+            _ => true,
+        };
+        if leads {
             names.push((name.to_vec(), listed));
         }
         if names.len() >= 2 * keep {

@@ -69,7 +69,17 @@ impl SandboxBackend for NativeSandbox {
     ) -> Result<Option<Launch>, PrepareError> {
         let Program { argv, arg0, env, cwd } = *program;
         let command = Command::Program { argv, arg0, env, cwd };
-        Ok(match self.0.prepare(context, &Request { command })? {
+        let prepared = match self.0.prepare(context, &Request { command }) {
+            // Clients expect a process that fails, not an error: they ask for approval to run without a
+            // sandbox only if a process was denied.
+            Err(refused @ PrepareError::WorkingDirectory(_)) => {
+                let message = format!("codex: sandbox: {refused}: Permission denied\n");
+                let command = Command::Refusal { message: &message, env, cwd };
+                self.0.prepare(context, &Request { command })?
+            }
+            prepared => prepared?,
+        };
+        Ok(match prepared {
             Prepared::Unrestricted => None,
             Prepared::Enforced(launch) => Some(launch),
         })

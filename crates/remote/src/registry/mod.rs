@@ -3,6 +3,7 @@
 //! Invariant: a response that names another environment, another security profile or no websocket URL is
 //! refused; URLs and authorizations are never shown.
 
+mod direct;
 mod environments;
 mod key;
 mod messages;
@@ -17,10 +18,11 @@ use serde::de::DeserializeOwned;
 use codex_exec_relay_core::NoisePublicKey;
 
 use crate::base_url::BaseUrl;
-use crate::credential::{Credential, CredentialError};
+use crate::credential::{Credential, CredentialError, OutgoingRequest};
 use crate::http_client::{HttpClient, HttpError, HttpResponse, Payload};
 use crate::trace_context::TraceContext;
 
+pub use direct::{DIRECT_TRANSPORT, DirectRegistrationError};
 pub use key::{NoiseKeyJson, key_to_json};
 pub use messages::{
     ConnectRequest, ConnectResponse, ENVIRONMENT_NOT_FOUND, ENVIRONMENT_OFFLINE, EnvironmentStatus,
@@ -234,16 +236,18 @@ impl Registry {
         path: &[&str],
         body: Option<&impl Serialize>,
     ) -> Result<HttpResponse, RegistryError> {
-        let mut headers = self.credential.headers(&self.http).await?;
-        headers.extend(self.trace.headers());
-        let payload = match body {
-            Some(body) => Payload::Json(
-                serde_json::to_vec(body)
-                    .map_err(|_| RegistryError::InvalidResponse("cannot encode the request"))?,
-            ),
-            None => Payload::None,
-        };
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|_| RegistryError::InvalidResponse("cannot encode the request"))?;
         let url = self.base.join(path);
+        let request = OutgoingRequest {
+            method: method.as_str(),
+            url: &url,
+            content_type: body.is_some().then_some("application/json"),
+            body: body.as_deref().unwrap_or_default(),
+        };
+        let mut headers = self.credential.headers_for(request, &self.http).await?;
+        headers.extend(self.trace.headers());
+        let payload = body.map_or(Payload::None, Payload::Json);
         tracing::debug!(%url, "request to the registry");
         self.http
             .send(method, &url, headers, payload)

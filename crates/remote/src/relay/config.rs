@@ -1,9 +1,10 @@
 //! Limits and timeouts of a relay socket.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use codex_exec_relay_core::Config as CoreConfig;
-use codex_exec_rpc::ConnectionConfig;
+use codex_exec_rpc::{ConnectionConfig, Proxies};
 
 /// Limits and timeouts of relay streams and their socket.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct RelayConfig {
     pub connection: ConnectionConfig,
     /// Timeout for the name lookup, TCP, TLS and the upgrade together. Default 10 s.
     pub dial_timeout: Duration,
+    /// Proxies to go through. Default: those of the environment.
+    pub proxies: Arc<Proxies>,
     /// How often the physical websocket is pinged. Default 30 s.
     pub ping_interval: Duration,
     /// Silence after a ping that ends the websocket. Default 60 s.
@@ -23,10 +26,14 @@ pub struct RelayConfig {
     pub inbox_bytes: usize,
     /// How long one stream may delay the others before it is reset. Default 1 s.
     pub inbox_timeout: Duration,
-    /// The wait before the first reconnect; each failure doubles it. Default 1 s.
+    /// The wait before the first reconnect; each attempt doubles it, and up to a quarter is added at
+    /// random. Default 1 s.
     pub backoff_initial: Duration,
-    /// The longest wait before a reconnect. Default 30 s.
+    /// The longest wait before a reconnect, without the random part. Default 30 s.
     pub backoff_max: Duration,
+    /// How long a connection has to last for the next wait to be the first again; a connection that ends
+    /// sooner counts as a failure. Default 30 s.
+    pub backoff_reset: Duration,
     /// How long streams and the socket may take to close at the end. Default 5 s.
     pub close_timeout: Duration,
 }
@@ -37,12 +44,14 @@ impl Default for RelayConfig {
             core: CoreConfig::default(),
             connection: ConnectionConfig { keep_alive: None, ..ConnectionConfig::default() },
             dial_timeout: Duration::from_secs(10),
+            proxies: Proxies::from_env(),
             ping_interval: Duration::from_secs(30),
             pong_timeout: Duration::from_secs(60),
             inbox_bytes: 16 << 20,
             inbox_timeout: Duration::from_secs(1),
             backoff_initial: Duration::from_secs(1),
             backoff_max: Duration::from_secs(30),
+            backoff_reset: Duration::from_secs(30),
             close_timeout: Duration::from_secs(5),
         }
     }
@@ -53,25 +62,31 @@ impl Default for RelayConfig {
 pub(crate) struct Backoff {
     first: Duration,
     longest: Duration,
+    reset_after: Duration,
     next: Duration,
 }
 
 impl Backoff {
     pub(crate) fn new(config: &RelayConfig) -> Self {
         let (first, longest) = (config.backoff_initial, config.backoff_max);
-        Self { first, longest, next: first }
+        Self { first, longest, reset_after: config.backoff_reset, next: first }
     }
 
     /// The next wait; doubles the one after it.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let now = self.next;
         self.next = (now * 2).min(self.longest);
-        now
+        // Spreads out peers that lost their connections at the same moment.
+        let mut random = [0];
+        let _ = getrandom::fill(&mut random);
+        now + now / 4 * u32::from(random[0]) / 255
     }
 
-    /// Starts over after a success.
-    pub(crate) fn reset(&mut self) {
-        self.next = self.first;
+    /// Takes the duration of a connection that has ended; starts over if it was long enough.
+    pub(crate) fn connection_lasted(&mut self, duration: Duration) {
+        if duration >= self.reset_after {
+            self.next = self.first;
+        }
     }
 }
 
@@ -82,9 +97,13 @@ mod tests {
     #[test]
     fn backoff_doubles_to_thirty_seconds_and_resets() {
         let mut backoff = Backoff::new(&RelayConfig::default());
-        let waits: Vec<u64> = (0..7).map(|_| backoff.next_delay().as_secs()).collect();
-        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
-        backoff.reset();
-        assert_eq!(backoff.next_delay().as_secs(), 1);
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            // A connection that drops at once does not count as a success.
+            backoff.connection_lasted(Duration::from_secs(29));
+            let (least, delay) = (Duration::from_secs(seconds), backoff.next_delay());
+            assert!(delay >= least && delay <= least * 5 / 4, "{seconds} {delay:?}");
+        }
+        backoff.connection_lasted(Duration::from_secs(30));
+        assert!(backoff.next_delay() < Duration::from_secs(2));
     }
 }

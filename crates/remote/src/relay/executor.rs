@@ -179,6 +179,7 @@ pub async fn serve_streams(
         }
         tracing::info!("connected to the rendezvous");
         pump.on_connected();
+        let connected_at = tokio::time::Instant::now();
         let outcome = pump.drive(Some(&mut socket), &mut stop).await;
         if let DriveOutcome::Done(()) = outcome {
             close_streams(&mut pump, &mut socket, drain, config.close_timeout).await;
@@ -186,6 +187,7 @@ pub async fn serve_streams(
             return Ok(());
         }
         pump.on_disconnected();
+        backoff.connection_lasted(connected_at.elapsed());
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
         // Close the failed socket in the background; it may be silent.
         tokio::spawn(socket.close());
@@ -213,16 +215,13 @@ async fn connect(
 ) -> Result<RelaySocket, RegistryError> {
     loop {
         match RelaySocket::dial(&registered.url, config).await {
-            Ok(socket) => {
-                backoff.reset();
-                return Ok(socket);
-            }
+            Ok(socket) => return Ok(socket),
             Err(error) => {
                 tracing::warn!(%error, "cannot connect to the rendezvous");
-                tokio::time::sleep(backoff.next_delay()).await;
                 if RendezvousError::needs_new_url(&error) {
                     *registered = target.register_again(config).await?;
                 }
+                tokio::time::sleep(backoff.next_delay()).await;
             }
         }
     }

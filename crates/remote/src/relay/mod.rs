@@ -13,6 +13,7 @@ mod inbox;
 mod pump;
 mod socket;
 
+pub(crate) use config::Backoff;
 pub use config::RelayConfig;
 pub use executor::{RegistrationTarget, RemoteError, serve_streams};
 pub use harness::{EnvironmentConnector, EnvironmentError};

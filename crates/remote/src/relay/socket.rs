@@ -9,6 +9,7 @@ use codex_exec_rpc::{
     DialError, DialledStream, KeepAlive, KeepAliveTimer, Outbound, OutboundConfig, Secret,
     WebsocketDial, outbound,
 };
+use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::task::JoinHandle;
 use tokio_websockets::Limits;
 
@@ -21,6 +22,19 @@ const QUEUE_BYTES: usize = 256 << 10;
 /// The longest websocket message, in bytes. Frames are shorter; an overlong frame below this limit is
 /// dropped alone, a longer one ends the socket.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// The header that names one attempt to connect, so that the logs of both ends can be matched.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// `req_` and 32 random hexadecimal digits.
+fn request_id() -> HeaderValue {
+    let mut random = [0; 16];
+    // Without randomness ids repeat; the connection works all the same.
+    let _ = getrandom::fill(&mut random);
+    let text = format!("req_{:032x}", u128::from_ne_bytes(random));
+    tracing::debug!(request_id = text, "connecting to the rendezvous");
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("req_"))
+}
 
 /// Why the rendezvous could not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -67,8 +81,12 @@ pub(crate) struct RelaySocket {
 impl RelaySocket {
     /// Dials the rendezvous.
     pub(crate) async fn dial(url: &Secret, config: &RelayConfig) -> Result<Self, RendezvousError> {
-        let dial =
-            WebsocketDial { timeout: config.dial_timeout, ..WebsocketDial::new(url.expose()) };
+        let dial = WebsocketDial {
+            timeout: config.dial_timeout,
+            proxies: config.proxies.clone(),
+            headers: HeaderMap::from_iter([(REQUEST_ID, request_id())]),
+            ..WebsocketDial::new(url.expose())
+        };
         let limits = Limits::default().max_payload_len(Some(MAX_MESSAGE_BYTES));
         let websocket =
             dial.connect(limits).await.map_err(|error| match (error.status(), error) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_rpc::{DialError, ExchangeError, HttpTarget};
+use codex_exec_rpc::{DialError, ExchangeError, HttpTarget, Proxies};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
@@ -24,6 +24,7 @@ async fn ask() -> (JoinHandle<Answer>, TcpStream, String) {
             authority: &authority,
             connect_timeout: Duration::from_secs(30),
             tls: None,
+            proxies: Proxies::none(),
         };
         target.send(request.body(Empty::<Bytes>::new()).unwrap()).await
     });
@@ -71,7 +72,13 @@ async fn dial_failure_and_broken_exchange_are_different_errors() {
     drop(server);
     assert!(matches!(asking.await.unwrap(), Err(ExchangeError::Http(_))));
     let connect_timeout = Duration::from_secs(30);
-    let target = HttpTarget { secure: false, authority: &authority, connect_timeout, tls: None };
+    let target = HttpTarget {
+        secure: false,
+        authority: &authority,
+        connect_timeout,
+        tls: None,
+        proxies: Proxies::none(),
+    };
     let error = target.send(Request::new(Empty::<Bytes>::new())).await.unwrap_err();
     assert!(matches!(error, ExchangeError::Dial(DialError::Tcp { .. })), "{error}");
 }

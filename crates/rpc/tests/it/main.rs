@@ -8,5 +8,6 @@ mod http;
 mod lines;
 mod memory;
 mod metered;
+mod proxy;
 mod socket;
 mod websocket;

@@ -10,7 +10,7 @@ use std::ptr;
 
 use super::{at, during, landlock, privileges, sys};
 use crate::plan::{Plan, Program, Target};
-use crate::reentry::Helper;
+use crate::reentry::{Helper, REFUSED_CODE};
 use crate::status::{Failure, Stage};
 
 /// Search path if the environment has no `PATH`, as in libc.
@@ -70,7 +70,20 @@ pub(super) fn in_place(plan: &Plan, helpers: &[Helper]) -> Result<i32, Failure> 
             sys::close_from(3, false).map_err(during(Stage::Descriptors))?;
             Ok((helper.run)())
         }
+        Target::Refusal { message } => {
+            sys::close_from(3, false).map_err(during(Stage::Descriptors))?;
+            Ok(refuse(message))
+        }
     }
+}
+
+/// Writes `message`, the reason why no program runs, to stderr; returns the exit code.
+pub(super) fn refuse(message: &str) -> i32 {
+    let mut rest = message.as_bytes();
+    while let Ok(written @ 1..) = rustix::io::write(rustix::stdio::stderr(), rest) {
+        rest = &rest[written..];
+    }
+    REFUSED_CODE
 }
 
 /// Starts the program in a child; returns once the child has executed it.

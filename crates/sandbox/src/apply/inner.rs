@@ -70,6 +70,10 @@ pub(super) fn run(
             sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
             sys::exit_now((helper.run)())
         }
+        Target::Refusal { message } => {
+            sys::close_all_but(&[0, 1, 2]).map_err(during(Stage::Descriptors))?;
+            sys::exit_now(execute::refuse(message))
+        }
     }
 }
 

@@ -253,6 +253,11 @@ pub enum Target {
         /// `PATH`, `TMPDIR`, `TMP` and `TEMP`, if set.
         env: Vec<(OsString, OsString)>,
     },
+    /// A message instead of a program, because the policy hides its working directory.
+    Refusal {
+        /// The text for stderr.
+        message: String,
+    },
 }
 
 /// A program to execute.

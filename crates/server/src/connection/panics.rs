@@ -90,7 +90,7 @@ impl Fixture {
 
     async fn request(&mut self) -> Request {
         self.last_id += 1;
-        self.state.admit_request(RequestId::Integer(self.last_id), 100, None).await
+        self.state.admit_request(RequestId::Integer(self.last_id), "", 100, None).await
     }
 
     /// Handles one more request as the dispatcher would, and returns the response.

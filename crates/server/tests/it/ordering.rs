@@ -123,3 +123,51 @@ async fn a_long_poll_delays_no_other_request() {
         assert_eq!(bytes_of(&client.response(poll).await.unwrap()), b"x");
     }
 }
+
+/// With one request at a time, responses come in the order of the requests; a request that waits for a
+/// process delays no other.
+#[tokio::test]
+async fn one_request_at_a_time_gets_responses_in_order() {
+    let server = server_with(|config| config.concurrent_requests = 1);
+    let mut client = Client::ready(&server).await;
+    client.call("process/start", start("p", &["sleep", "1000"]).piped().0).await.unwrap();
+    let waits = json!({"processId": "p", "waitMs": 600_000});
+    let waiting = client.send_request("process/read", waits).await;
+    // More than the pipe of its stdin holds.
+    let much = json!({"processId": "p", "chunk": base64(&vec![b'x'; 2 << 20])});
+    client.send_request("process/write", much.clone()).await;
+    client.send_request("process/write", much).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    for seed in 0..20u64 {
+        let mut requests = Vec::new();
+        for n in 0..8u64 {
+            let mixed = (seed * 8 + n).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61;
+            requests.push(match mixed {
+                0 | 1 => {
+                    // Without the limit, this response would come last.
+                    let params = json!({"method": "GET", "url": url, "headers": [], "timeoutMs": 30,
+                        "requestId": format!("{seed}-{n}"), "streamResponse": false});
+                    client.send_request("http/request", params).await
+                }
+                2 | 3 => client.send_request("fs/readFile", json!({"path": "/etc/passwd"})).await,
+                4 => client.send_request("fs/getMetadata", json!({"path": "/"})).await,
+                5 => {
+                    let id = format!("{seed}-{n}");
+                    client.send_request("process/start", start(&id, &["true"]).0).await
+                }
+                6 => client.send_request("process/list", json!({})).await,
+                _ => client.send_request("environment/status", json!({})).await,
+            });
+        }
+        let mut responses = Vec::new();
+        while responses.len() < requests.len() {
+            let message: serde_json::Value =
+                serde_json::from_str(&client.text().await.unwrap()).unwrap();
+            responses.extend(message["id"].as_i64().filter(|id| requests.contains(id)));
+        }
+        assert_eq!(responses, requests, "seed {seed}");
+    }
+    client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
+    assert_eq!(client.response(waiting).await.unwrap()["exitCode"], 137);
+}

@@ -104,16 +104,29 @@ fn root_that_is_not_a_directory_has_no_entries() {
         let options = FsWalkOptions { follow_directory_symlinks, ..Default::default() };
         f.run(FsWalkParams::new(f.path(name), options)).unwrap()
     };
-    for name in ["file", "fifo", "link", "broken"] {
+    for name in ["file", "fifo", "link"] {
         assert_eq!(walk(name, false), FsWalkResponse::default(), "{name}");
+    }
+    for follow_directory_symlinks in [false, true] {
+        let options = FsWalkOptions { follow_directory_symlinks, ..Default::default() };
+        assert_eq!(f.code(FsWalkParams::new(f.path("broken"), options)), NOT_FOUND);
     }
     assert_eq!(names(&f, &walk("link", true)), ["link/x"]);
 }
 
 /// The expected result for a tree without unreadable directories, by the plainest code.
-fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usize) {
-    let mut listed = Vec::new();
-    let mut nameless = 0;
+#[derive(Debug, Default, PartialEq)]
+struct Plain {
+    listed: Vec<String>,
+    /// Names that are not UTF-8.
+    nameless: usize,
+    /// Names of any kind except dangling links.
+    read: u32,
+    truncated: bool,
+}
+
+fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> Plain {
+    let mut plain = Plain::default();
     let mut visited = std::collections::HashSet::new();
     let mut level = vec![root.to_owned()];
     for depth in 0..=options.max_depth {
@@ -126,6 +139,18 @@ fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usi
             let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
             paths.sort();
             for path in paths {
+                if std::fs::metadata(&path).is_err() {
+                    continue;
+                }
+                if plain.read == options.max_entries {
+                    plain.truncated = true;
+                    return plain;
+                }
+                plain.read += 1;
+                let Some(name) = path.strip_prefix(root).unwrap().to_str() else {
+                    plain.nameless += 1;
+                    continue;
+                };
                 let itself = std::fs::symlink_metadata(&path).unwrap();
                 let target = std::fs::metadata(&path);
                 let is_directory = itself.is_dir()
@@ -133,11 +158,7 @@ fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usi
                 if !is_directory && !itself.is_file() {
                     continue;
                 }
-                let Some(name) = path.strip_prefix(root).unwrap().to_str() else {
-                    nameless += 1;
-                    continue;
-                };
-                listed.push(format!("{name}{}", if is_directory { "/" } else { "" }));
+                plain.listed.push(format!("{name}{}", if is_directory { "/" } else { "" }));
                 let hidden = path.file_name().unwrap().as_encoded_bytes().starts_with(b".");
                 if is_directory && !(hidden && options.prune_hidden_directories) {
                     next.push(path);
@@ -149,7 +170,7 @@ fn plainly(root: &std::path::Path, options: &FsWalkOptions) -> (Vec<String>, usi
             break;
         }
     }
-    (listed, nameless)
+    plain
 }
 
 #[test]
@@ -189,18 +210,14 @@ fn random_trees_are_listed_like_a_plain_walk() {
             prune_hidden_directories: rng.bool(),
             ..Default::default()
         };
-        let (listed, nameless) = plainly(&f.root, &options);
-        let answer = walk(&f, options.clone());
-        assert_eq!(names(&f, &answer), listed, "seed {seed}, {options:?}");
-        assert_eq!(answer.errors.len(), nameless, "seed {seed}, {options:?}");
-        assert!(!answer.truncated, "seed {seed}");
-        let all = listed.len() + nameless;
-        for max_entries in 1..=u32::try_from(all).unwrap() + 1 {
-            let cut = walk(&f, FsWalkOptions { max_entries, ..options.clone() });
-            let reported = cut.entries.len() + cut.errors.len();
-            assert_eq!(reported, all.min(max_entries as usize), "seed {seed}, {max_entries}");
-            assert_eq!(cut.truncated, reported < all, "seed {seed}, {max_entries}");
-            assert!(names(&f, &answer).starts_with(&names(&f, &cut)), "seed {seed}");
+        let all = plainly(&f.root, &options).read;
+        for max_entries in (1..=all + 1).chain([50_000]) {
+            let options = FsWalkOptions { max_entries, ..options.clone() };
+            let plain = plainly(&f.root, &options);
+            let answer = walk(&f, options.clone());
+            assert_eq!(names(&f, &answer), plain.listed, "seed {seed}, {options:?}");
+            assert_eq!(answer.errors.len(), plain.nameless, "seed {seed}, {options:?}");
+            assert_eq!(answer.truncated, plain.truncated, "seed {seed}, {options:?}");
         }
     }
 }
@@ -254,6 +271,12 @@ fn unreadable_directories_are_reported_and_the_walk_continues() {
         let [error] = &answer.errors[..] else { panic!("{:?}", answer.errors) };
         assert_eq!(error.path, f.path("a/closed"));
         assert!(error.message.contains("Permission denied"), "{}", error.message);
+        // The same for a root; and these errors do not count towards the limit.
+        let root = FsWalkParams::new(f.path("a/closed"), FsWalkOptions::default());
+        let root = f.run(root).unwrap();
+        assert_eq!((root.entries.len(), &root.errors), (0, &answer.errors));
+        let tight = walk(&f, FsWalkOptions { max_entries: 4, ..Default::default() });
+        assert_eq!((&tight.entries, tight.truncated), (&answer.entries, false));
     });
 }
 

@@ -1,0 +1,63 @@
+//! Flags of Codex configuration that service files pass to `exec-server`. They are checked and have no
+//! effect: this server is configured by its own flags only.
+
+use clap::Args;
+
+/// Flags that another implementation reads.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Compatibility")]
+pub(crate) struct ConfigArgs {
+    /// Accepted for compatibility: a Codex configuration value, which this server ignores
+    #[arg(short = 'c', long = "config", value_name = "KEY=VALUE", hide_short_help = true)]
+    config: Vec<String>,
+
+    /// Accepted for compatibility: a Codex feature, which this server ignores
+    #[arg(long, value_name = "FEATURE", value_parser = feature, hide_short_help = true)]
+    enable: Vec<String>,
+
+    /// Accepted for compatibility: a Codex feature, which this server ignores
+    #[arg(long, value_name = "FEATURE", value_parser = feature, hide_short_help = true)]
+    disable: Vec<String>,
+
+    /// Accepted for compatibility: this server has no settings in config.toml
+    #[arg(long, hide_short_help = true)]
+    strict_config: bool,
+
+    /// Give each sandbox its own PIDs: `isolate`; this server has no other mode
+    #[arg(long, value_name = "MODE", value_parser = pid_namespace, hide_short_help = true)]
+    linux_sandbox_pid_namespace: Option<String>,
+
+    /// Let proxies of a managed network pass requests for private addresses on to the upstream proxy
+    #[arg(long, hide_short_help = true, env = "CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM")]
+    pub(crate) proxy_private_ips_via_upstream: bool,
+}
+
+impl ConfigArgs {
+    /// Logs the flags that have no effect. Call it once logging is set up.
+    pub(crate) fn note_ignored(&self) {
+        // Values may be secrets.
+        let keys = self.config.iter().map(|setting| setting.split('=').next().unwrap_or_default());
+        for key in keys {
+            tracing::info!(key, "configuration value ignored");
+        }
+        for feature in self.enable.iter().chain(&self.disable) {
+            tracing::info!(feature, "feature flag ignored");
+        }
+    }
+}
+
+fn feature(text: &str) -> Result<String, String> {
+    let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if text.is_empty() || !text.chars().all(named) {
+        return Err("expected the name of a feature".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn pid_namespace(text: &str) -> Result<String, String> {
+    match text {
+        "isolate" => Ok(text.to_owned()),
+        "inherit" => Err("not supported; this server always isolates".to_owned()),
+        _ => Err("expected isolate".to_owned()),
+    }
+}
