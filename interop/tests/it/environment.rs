@@ -98,7 +98,7 @@ fn serve(mut socket: TcpStream, token: Option<&str>, heard: &Mutex<Vec<String>>)
     );
 }
 
-/// Their client, on a server of ours implementation own configuration has the MCP server.
+/// Their client, on a server of ours whose own configuration has the MCP server.
 fn on_ours(mcp: &Mcp, more: &str) -> (Vec<String>, String) {
     let config = home();
     let text = format!("[mcp_servers.lab]\nurl = \"{}\"\n{more}", mcp.url);

@@ -50,6 +50,9 @@ impl User {
     }
 }
 
+/// The exit code of a process that was not executed, since its sandbox hides the working directory.
+const REFUSED_CODE: i64 = 101;
+
 /// The outcome of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -82,7 +85,8 @@ pub(crate) async fn run(
     if answer["error"].is_object() {
         return Outcome { said: answer.to_string(), refused: true };
     }
-    Outcome { said: client.closed(id).await.0, refused: false }
+    let (said, code) = client.closed(id).await;
+    Outcome { said, refused: code == REFUSED_CODE }
 }
 
 /// The text of a response, with its base64 members decoded.

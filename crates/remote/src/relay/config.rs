@@ -32,7 +32,8 @@ pub struct RelayConfig {
     /// The longest wait before a reconnect, without the random part. Default 30 s.
     pub backoff_max: Duration,
     /// How long a connection has to last for the next wait to be the first again; a connection that ends
-    /// sooner counts as a failure. Default 30 s.
+    /// sooner counts as a failure. Default 0: sessions on a network that drops connections again and again
+    /// would end while their server waits.
     pub backoff_reset: Duration,
     /// How long streams and the socket may take to close at the end. Default 5 s.
     pub close_timeout: Duration,
@@ -51,7 +52,7 @@ impl Default for RelayConfig {
             inbox_timeout: Duration::from_secs(1),
             backoff_initial: Duration::from_secs(1),
             backoff_max: Duration::from_secs(30),
-            backoff_reset: Duration::from_secs(30),
+            backoff_reset: Duration::ZERO,
             close_timeout: Duration::from_secs(5),
         }
     }
@@ -96,7 +97,9 @@ mod tests {
 
     #[test]
     fn backoff_doubles_to_thirty_seconds_and_resets() {
-        let mut backoff = Backoff::new(&RelayConfig::default());
+        let config =
+            RelayConfig { backoff_reset: Duration::from_secs(30), ..RelayConfig::default() };
+        let mut backoff = Backoff::new(&config);
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
             // A connection that drops at once does not count as a success.
             backoff.connection_lasted(Duration::from_secs(29));
@@ -105,5 +108,11 @@ mod tests {
         }
         backoff.connection_lasted(Duration::from_secs(30));
         assert!(backoff.next_delay() < Duration::from_secs(2));
+
+        let mut by_default = Backoff::new(&RelayConfig::default());
+        for _ in 0..3 {
+            by_default.connection_lasted(Duration::ZERO);
+            assert!(by_default.next_delay() < Duration::from_secs(2));
+        }
     }
 }

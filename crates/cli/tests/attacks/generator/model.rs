@@ -179,11 +179,17 @@ impl Resolved {
         }
         let named_before: HashSet<PathBuf> = resolved.named.keys().cloned().collect();
         let mut kept = Vec::new();
+        // Permission to write everywhere is no grant of the workspace.
+        let is_granted = |path: &Path| {
+            let named = path.ancestors().find(|above| resolved.named.contains_key(*above));
+            named.is_some_and(|above| above.parent().is_some())
+                && resolved.access(path) == Access::Write
+        };
         let workspaces: Vec<PathBuf> = policy
             .roots
             .iter()
             .filter_map(|root| match follow(Path::new(root)) {
-                Place::Found(path) if resolved.access(&path) == Access::Write => Some(path),
+                Place::Found(path) if is_granted(&path) => Some(path),
                 _ => None,
             })
             .collect();
