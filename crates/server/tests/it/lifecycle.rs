@@ -198,7 +198,6 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
         (-32602, ok().with("envPolicy", json!({"exclude": ["["]})), "bad glob"),
         (-32602, ok().with("tty", "yes"), "tty of the wrong type"),
         (-32602, ok().with("size", json!({"rows": 70000, "cols": 1})), "size out of range"),
-        (-32602, ok().with("enforceManagedNetwork", true), "a network we do not offer"),
         (-32602, ok().with("managedNetwork", json!({})), "a network we do not offer"),
         (-32602, ok().with("networkProxy", json!({"x": 1})), "a proxy we do not offer"),
         (-32602, ok().with("shellSnapshot", json!({})), "a snapshot we do not offer"),
