@@ -84,7 +84,7 @@ fn input_reaches_the_command_and_its_end_is_reported() {
         // Their server cannot close stdin; the command line says so.
         let script = "cat & sleep 3; kill $!";
         let result = output_of(place.codex("run").args(["--", "sh", "-c", script]), b"typed\n");
-        assert!(result.err.contains("this server cannot close a command's input"), "{result:?}");
+        assert!(result.err.contains("this server cannot close a command's stdin"), "{result:?}");
     });
 }
 
