@@ -21,7 +21,7 @@ pub mod denial;
 mod executable;
 mod host;
 mod launch;
-mod mountinfo;
+pub mod mountinfo;
 #[doc(hidden)]
 pub mod plan;
 mod plan_cache;

@@ -8,32 +8,32 @@ use std::path::PathBuf;
 
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Line<'t> {
+pub struct Line<'t> {
     /// Mount id.
-    pub(crate) id: u64,
+    pub id: u64,
     /// Id of the mount that it is mounted on.
-    pub(crate) parent: u64,
+    pub parent: u64,
     /// Device of its file system, major and minor.
-    pub(crate) file_system: (u32, u32),
+    pub file_system: (u32, u32),
     /// The directory of the file system that is mounted.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
     /// The mount point, as seen from the root of the process.
-    pub(crate) point: PathBuf,
+    pub point: PathBuf,
     /// The options of the mount, separated by commas.
     options: &'t [u8],
     /// The type of the file system.
-    pub(crate) kind: &'t [u8],
+    pub kind: &'t [u8],
 }
 
 impl<'t> Line<'t> {
     /// The options of the mount.
-    pub(crate) fn options(&self) -> impl Iterator<Item = &'t [u8]> {
+    pub fn options(&self) -> impl Iterator<Item = &'t [u8]> {
         self.options.split(|byte| *byte == b',')
     }
 }
 
 /// Parses a table; `None` if a line is malformed.
-pub(crate) fn parse(table: &[u8]) -> Option<Vec<Line<'_>>> {
+pub fn parse(table: &[u8]) -> Option<Vec<Line<'_>>> {
     table.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(line).collect()
 }
 

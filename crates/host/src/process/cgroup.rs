@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use crate::sandbox::mountinfo;
+
 /// How long the processes of a killed group may take to end before its directory stays behind.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -92,24 +94,20 @@ fn is_delegated(directory: &Path) -> bool {
 /// The directory of the group that this process is in.
 fn own_directory() -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
     directory_of(&groups, &mounts)
 }
 
-/// The same, from the texts of `/proc/PID/cgroup` and `/proc/PID/mountinfo`. Paths with blanks, which the
-/// kernel escapes, are not found.
-fn directory_of(groups: &str, mounts: &str) -> Option<PathBuf> {
+/// The same, from the texts of `/proc/PID/cgroup` and `/proc/PID/mountinfo`.
+fn directory_of(groups: &str, mounts: &[u8]) -> Option<PathBuf> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    mounts.lines().find_map(|line| {
-        let (mount, file_system) = line.split_once(" - ")?;
-        if !file_system.starts_with("cgroup2 ") {
+    mountinfo::parse(mounts)?.iter().find_map(|mount| {
+        if mount.kind != b"cgroup2" {
             return None;
         }
-        let mut words = mount.split(' ').skip(3);
-        let (root, point) = (words.next()?, words.next()?);
-        let below = Path::new(group).strip_prefix(root).ok()?;
+        let below = Path::new(group).strip_prefix(&mount.root).ok()?;
         let outside = below.iter().any(|name| name == OsStr::new(".."));
-        (!outside).then(|| Path::new(point).join(below))
+        (!outside).then(|| mount.point.join(below))
     })
 }
 
@@ -121,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_directory_is_found_by_the_mount_that_shows_it() {
-        let of = |groups, mounts| directory_of(groups, mounts);
+        let of = |groups, mounts: &str| directory_of(groups, mounts.as_bytes());
         let path = |path: &str| Some(PathBuf::from(path));
         assert_eq!(of("0::/a/b\n", UNIFIED), path("/sys/fs/cgroup/a/b"));
         let hybrid = "5:memory:/x\n0::/a\n";

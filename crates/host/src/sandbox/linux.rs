@@ -11,6 +11,7 @@ use codex_linux_sandbox::{
 use super::{PolicyRefusal, Program, SandboxBackend, SandboxConfig};
 
 pub(crate) use codex_linux_sandbox::denial::Detector;
+pub(crate) use codex_linux_sandbox::mountinfo;
 pub(crate) use codex_linux_sandbox::reentry::{is_reentry as is_sandbox, mounts_intact};
 pub(crate) use codex_linux_sandbox::{
     Cleanup, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,

@@ -31,7 +31,7 @@ mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
     Cleanup, Detector, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
-    become_sandbox, is_sandbox, mounts_intact,
+    become_sandbox, is_sandbox, mountinfo, mounts_intact,
 };
 #[cfg(target_os = "linux")]
 pub use linux::{Failure, Launch, NativeSandbox, OwnFiles};
