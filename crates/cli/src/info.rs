@@ -89,6 +89,7 @@ fn about(name: &str) -> &'static str {
         "fs_watch" => "watch files",
         "fs_rename_link_mode" => "rename, link and set permissions (cp keeps those of directories)",
         "fs_keep_handles" => "continue an upload after a lost connection (cp)",
+        "fs_remove_preserve" => "refuse to remove the root, homes and mount points (rm)",
         "fs_atomic_write" => "replace files atomically, with their permissions (cp, apply-patch)",
         "fs_atomic_copy" => "replace files atomically when it copies its own (cp)",
         _ => "",

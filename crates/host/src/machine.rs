@@ -21,6 +21,11 @@ pub fn home() -> Option<PathBuf> {
         .or_else(|| password_entry().map(|entry| entry.home))
 }
 
+/// Every home directory of the user: `$HOME` and that of the password file.
+pub fn homes() -> Vec<PathBuf> {
+    home().into_iter().chain(password_entry().map(|entry| entry.home)).collect()
+}
+
 /// `$TMPDIR`, if it is set to an absolute path.
 pub fn tmpdir() -> Option<PathBuf> {
     std::env::var_os("TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute())

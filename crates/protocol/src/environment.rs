@@ -135,6 +135,8 @@ capabilities! {
     fs_atomic_copy,
     /// **extension**: `keep` of `fs/open`.
     fs_keep_handles,
+    /// **extension**: `preserve` of `fs/remove`.
+    fs_remove_preserve,
     /// **extension**: `assurance` of `sandbox`, and `sandboxAssurance` of `process/start`.
     sandbox_assurance,
 }

@@ -135,6 +135,8 @@ kinds! {
     /// A filesystem request that makes no sense on what is there, such as a copy of a directory into
     /// itself.
     Refused "refused" [INVALID_REQUEST];
+    /// `preserve` is set, and the directory is one that it protects.
+    Preserved "preserved" [INVALID_REQUEST];
     /// The request was cancelled.
     Cancelled "cancelled" [INTERNAL_ERROR];
     /// `http/request` got no answer, or not all of it.

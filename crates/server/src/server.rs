@@ -209,6 +209,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             fs_atomic_write: true,
             fs_atomic_copy: true,
             fs_keep_handles: true,
+            fs_remove_preserve: true,
             ..Capabilities::default()
         },
     }

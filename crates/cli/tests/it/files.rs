@@ -117,8 +117,12 @@ fn ls_lists_and_rm_removes() {
         }
         assert!(path("d/file").exists());
         rm(&[&shown("d/file")]).success();
-        rm(&["-r", &format!(":{}", shown("d"))]).success();
+        rm(&["-r", &shown("d")]).failed(1, "add -f");
+        assert!(path("d/sub/x").exists());
+        rm(&["-rf", &format!(":{}", shown("d"))]).success();
         assert!(!path("d").exists());
+        std::fs::create_dir(path("empty")).unwrap();
+        rm(&["-r", &shown("empty")]).success();
     });
 }
 

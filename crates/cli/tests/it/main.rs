@@ -25,6 +25,7 @@ mod reconnecting;
 mod remote;
 mod rendezvous;
 mod renewal;
+mod rm;
 mod root_write;
 mod run;
 mod sandbox;

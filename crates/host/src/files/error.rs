@@ -7,6 +7,8 @@ use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError, error as code};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::Preserved;
+
 /// Why a filesystem request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FileError {
@@ -116,6 +118,16 @@ pub enum FileError {
         /// Why the first block failed.
         cause: Box<FileError>,
     },
+    /// `preserve` is set, and the directory is one that it protects, or contains one.
+    #[error("{}: refusing to remove {what}{}", display(path), other_place(path, place))]
+    Preserved {
+        /// The path.
+        path: PathUri,
+        /// Why the place is preserved.
+        what: Preserved,
+        /// The preserved place.
+        place: PathUri,
+    },
     /// The request contradicts itself or the state of the tree.
     #[error("{}: {reason}", display(path))]
     Refused {
@@ -195,6 +207,7 @@ impl FileError {
             Self::HandleTaken { .. } | Self::IdTaken { .. } => ErrorKind::IdInUse,
             Self::TooMany { .. } | Self::Limit { .. } => ErrorKind::LimitReached,
             Self::Refused { .. } => ErrorKind::Refused,
+            Self::Preserved { .. } => ErrorKind::Preserved,
             Self::Torn { cause, .. } => cause.kind(),
             Self::Cancelled => ErrorKind::Cancelled,
             Self::Sandbox { .. } => ErrorKind::SandboxUnavailable,
@@ -226,6 +239,7 @@ impl FileError {
             | Self::Limit { .. }
             | Self::WrongMode { .. }
             | Self::Refused { .. }
+            | Self::Preserved { .. }
             | Self::Pattern { .. }
             | Self::Sandbox { .. } => code::INVALID_REQUEST,
         }
@@ -260,6 +274,11 @@ impl From<FileError> for RpcError {
 
 fn display(path: &PathUri) -> std::path::Display<'_> {
     path.as_path().display()
+}
+
+/// Names the preserved place if it is not the path itself.
+fn other_place(path: &PathUri, place: &PathUri) -> String {
+    if path == place { String::new() } else { format!(", {}", display(place)) }
 }
 
 /// The system's message for an error number.

@@ -13,7 +13,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::directory::for_each_name;
 use super::resolve::{LISTING, Links, Resolver, bytes_path, file_type};
-use super::{Cancel, FileError};
+use super::{Cancel, FileError, preserve};
 
 /// Directory levels that are held open on the way down; higher levels are reopened on the way up.
 const MAX_OPEN_LEVELS: usize = 32;
@@ -30,9 +30,9 @@ pub(super) fn remove(
     params: &FsRemoveParams,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
-    let FsRemoveParams { path, recursive, force, follow_symlinks, .. } = params;
+    let FsRemoveParams { force, follow_symlinks, .. } = params;
     cancel.check()?;
-    match remove_path(resolver, path, *recursive, (*follow_symlinks).into(), cancel) {
+    match remove_path(resolver, params, (*follow_symlinks).into(), cancel) {
         Err(FileError::Os { errno, .. }) if *force && errno == Errno::NOENT.raw_os_error() => {
             Ok(())
         }
@@ -42,11 +42,11 @@ pub(super) fn remove(
 
 fn remove_path(
     resolver: Resolver,
-    path: &PathUri,
-    recursive: bool,
+    params: &FsRemoveParams,
     links: Links,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
+    let path = &params.path;
     let failed = |errno| FileError::os("remove", path, errno);
     let (parent, name) = resolver.parent("remove", path, links)?;
     let stat =
@@ -55,8 +55,13 @@ fn remove_path(
         FileType::Symlink if links == Links::Refuse => {
             Err(FileError::SymlinkRefused { path: path.clone() })
         }
-        FileType::Directory if recursive => remove_tree(parent.as_fd(), name, path, cancel),
+        FileType::Directory if params.recursive => {
+            remove_tree(parent.as_fd(), name, params, cancel)
+        }
         FileType::Directory => {
+            if params.preserve {
+                check(&enter(parent.as_fd(), name, path)?, path)?;
+            }
             rustix::fs::unlinkat(&parent, bytes_path(name), AtFlags::REMOVEDIR).map_err(failed)
         }
         _ => rustix::fs::unlinkat(&parent, bytes_path(name), AtFlags::empty()).map_err(failed),
@@ -76,10 +81,15 @@ struct Level {
 fn remove_tree(
     parent: BorrowedFd<'_>,
     name: &[u8],
-    path: &PathUri,
+    params: &FsRemoveParams,
     cancel: &Cancel,
 ) -> Result<(), FileError> {
-    let mut levels = vec![enter(parent, name, path)?];
+    let path = &params.path;
+    let top = enter(parent, name, path)?;
+    if params.preserve {
+        check(&top, path)?;
+    }
+    let mut levels = vec![top];
     let mut retries = 0;
     while let Some(level) = levels.last_mut() {
         cancel.check()?;
@@ -138,6 +148,14 @@ fn enter(parent: BorrowedFd<'_>, name: &[u8], path: &PathUri) -> Result<Level, F
         .map_err(failed)?;
     let identity = identity(fd.as_fd()).map_err(failed)?;
     Ok(Level { name: name.to_vec(), identity, fd: Some(fd), subdirectories: Vec::new() })
+}
+
+/// Refuses a directory that must not be removed by mistake.
+fn check(level: &Level, path: &PathUri) -> Result<(), FileError> {
+    match &level.fd {
+        Some(fd) => preserve::check(fd.as_fd(), path),
+        None => unreachable!("the level in work is open"),
+    }
 }
 
 /// Opens the parent directory and verifies that it is the expected one.

@@ -193,6 +193,10 @@ pub struct FsRemoveParams {
         skip_serializing_if = "is_true"
     )]
     pub follow_symlinks: bool,
+    /// **extension**: refuse the root, a home directory, the server's working directory, mount points, and
+    /// what contains one of them (default false).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub preserve: bool,
     /// The sandbox policy of the request; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
@@ -201,7 +205,14 @@ pub struct FsRemoveParams {
 impl FsRemoveParams {
     /// Removes `path` and everything below it; a missing path is success.
     pub fn new(path: PathUri) -> Self {
-        Self { path, recursive: true, force: true, follow_symlinks: true, sandbox: None }
+        Self {
+            path,
+            recursive: true,
+            force: true,
+            follow_symlinks: true,
+            preserve: false,
+            sandbox: None,
+        }
     }
 }
 
