@@ -60,6 +60,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         json: false,
         timeout: None,
         attached: true,
+        keep_on_hangup: true,
         signals: &signals,
     };
     let ending = foreground.run(process).await;
@@ -82,14 +83,14 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         }
         Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
         Ending::Unwritable(code) => Ok(exit::status(code)),
-        Ending::Detached => {
+        Ending::Detached(code) => {
             match name {
                 Some(name) => {
                     print_stderr(format_args!("detached; reattach with codex attach {name}"));
                 }
                 None => print_stderr(format_args!("detached; the process keeps running")),
             }
-            Ok(ExitCode::SUCCESS)
+            Ok(exit::status(code))
         }
         Ending::Failed(error) => Err(error),
     }

@@ -5,6 +5,7 @@
 //! all.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::pin::pin;
 use std::time::Duration;
@@ -43,6 +44,9 @@ pub(crate) struct Foreground<'a> {
     /// The process was running before: output that the server had already dropped is reported, but is no
     /// failure.
     pub attached: bool,
+    /// When the local terminal closes, or this program is told to end, the process keeps running, as after a
+    /// dropped connection.
+    pub keep_on_hangup: bool,
     pub signals: &'a Signals,
 }
 
@@ -57,8 +61,9 @@ pub(crate) enum Ending {
     Stopped(i32),
     /// This program exits with this code, and could not kill the process without a connection.
     Abandoned(i32),
-    /// The user detached; the process keeps running.
-    Detached,
+    /// The user detached, or the local terminal is gone; the process keeps running, and this program exits
+    /// with this code.
+    Detached(i32),
     /// The output cannot be written; the process keeps running, and this program exits with this code.
     Unwritable(i32),
     /// The outcome is unknown.
@@ -113,7 +118,7 @@ impl Foreground<'_> {
                 ending = &mut output => ending,
                 ending = input => ending,
                 ending = signals => ending,
-                () = connection => Ending::Detached,
+                never = connection => match never {},
                 () = limit => match kill(&client, &id).await {
                     true => {
                         // Print the output up to the kill.
@@ -251,7 +256,7 @@ impl Foreground<'_> {
                 Ok(Some(chunk)) => chunk,
                 // A raw terminal has no end of input, so the terminal is gone.
                 Ok(None) | Err(_) if self.terminal.is_some() => {
-                    return Ending::Stopped(exit_code(ProcessSignal::Hangup));
+                    return self.hung_up(ProcessSignal::Hangup);
                 }
                 Ok(None) | Err(_) => break,
             };
@@ -271,7 +276,7 @@ impl Foreground<'_> {
                             return std::future::pending().await;
                         }
                     }
-                    Typed::Detach => return Ending::Detached,
+                    Typed::Detach => return Ending::Detached(0),
                     Typed::Help => self.print_between(escapes::HELP),
                 }
             }
@@ -329,6 +334,10 @@ impl Foreground<'_> {
             if let Some((code, sandbox_denied)) = exited.get() {
                 return Ending::Exited { code, sandbox_denied };
             }
+            let hangup = matches!(signal, ProcessSignal::Hangup | ProcessSignal::Terminate);
+            if hangup && self.keep_on_hangup {
+                return self.hung_up(signal);
+            }
             if !is_connected(client) || times >= KILL_AFTER_SIGNALS {
                 return Ending::Stopped(exit_code(signal));
             }
@@ -347,7 +356,7 @@ impl Foreground<'_> {
     }
 
     /// Prints when the connection is lost and restored; never resolves.
-    async fn report_connection(&self, client: &ExecServerClient) {
+    async fn report_connection(&self, client: &ExecServerClient) -> Infallible {
         let mut status = client.status();
         let mut reported = false;
         while status.changed().await.is_ok() {
@@ -368,7 +377,13 @@ impl Foreground<'_> {
                 self.print_between(&format!("codex: {message}"));
             }
         }
-        std::future::pending::<()>().await;
+        std::future::pending().await
+    }
+
+    /// The ending if the local terminal is gone or closing.
+    fn hung_up(&self, signal: ProcessSignal) -> Ending {
+        let code = exit_code(signal);
+        if self.keep_on_hangup { Ending::Detached(code) } else { Ending::Stopped(code) }
     }
 
     /// The ending if the output cannot be written. Kills a command that this program started; one that was
@@ -381,7 +396,12 @@ impl Foreground<'_> {
                 crate::exit::NOT_RUN
             }
         };
-        if self.attached { Ending::Unwritable(code.into()) } else { Ending::Stopped(code.into()) }
+        let gone = self.terminal.is_some() && self.keep_on_hangup;
+        match (self.attached, gone) {
+            (_, true) => Ending::Detached(code.into()),
+            (true, false) => Ending::Unwritable(code.into()),
+            (false, false) => Ending::Stopped(code.into()),
+        }
     }
 
     /// Prints a message on its own lines between the output.

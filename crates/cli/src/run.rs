@@ -141,6 +141,7 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
             json: args.json,
             timeout: args.timeout,
             attached: false,
+            keep_on_hangup: false,
             signals: &signals,
         };
         let process = Cell::new(None);
@@ -160,7 +161,7 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 Ok(exit::status(code))
             }
             Ending::Incomplete { .. } => Ok(ExitCode::from(NOT_RUN)),
-            Ending::Detached => Ok(ExitCode::SUCCESS),
+            Ending::Detached(code) => Ok(exit::status(code)),
             Ending::Failed(error) => Err(error),
         }
     })

@@ -23,7 +23,8 @@ const PROCESS: &str = "shell";
 /// Open a login shell on the server
 ///
 /// If the connection drops, codex reconnects and the shell continues where it was. When the shell
-/// exits, the server kills what it left running. codex always restores this terminal.
+/// exits, the server kills what it left running. A shell with a name also survives the end of codex and of
+/// this terminal. codex always restores this terminal.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -102,6 +103,7 @@ impl ShellArgs {
                 json: false,
                 timeout: None,
                 attached: false,
+                keep_on_hangup: self.name.is_some() && saved.is_some(),
                 signals: &signals,
             };
             let ending = foreground.run(process).await;
@@ -127,9 +129,9 @@ impl ShellArgs {
                     warn_abandoned(reattach_command.as_deref());
                     Ok(exit::status(code))
                 }
-                Ending::Detached => {
+                Ending::Detached(code) => {
                     self.print_detached(saved.as_ref(), kept);
-                    Ok(ExitCode::SUCCESS)
+                    Ok(exit::status(code))
                 }
                 Ending::Failed(error) => Err(error),
             }

@@ -87,6 +87,38 @@ fn a_shell_is_detached_and_reattached() {
     assert_eq!(output(&mut ps).out, "");
 }
 
+/// However the client of a named shell ends, the shell survives, and so do later attachments to it.
+#[test]
+fn a_named_shell_survives_its_window() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let mut open = shell(server.codex("shell"));
+    open.args(["--name", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut attach = codex();
+    attach.args(["attach", "work"]).env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&open);
+    terminal.type_in("x=kept\n");
+    let ends = [Some(Signal::TERM), Some(Signal::HUP), None, Some(Signal::KILL), None];
+    for (n, end) in ends.into_iter().enumerate() {
+        terminal.type_in(&format!("echo rea''dy {n} $x\n"));
+        terminal.shows(&format!("ready {n} kept"));
+        let code = match end {
+            None => terminal.close().code(),
+            Some(signal) => {
+                terminal.signal(signal);
+                terminal.ends().code()
+            }
+        };
+        let expected = end.unwrap_or(Signal::HUP);
+        let expected = (expected != Signal::KILL).then(|| 128 + expected.as_raw());
+        assert_eq!(code, expected, "{end:?}");
+        terminal = Terminal::start(&attach);
+    }
+    terminal.type_in("echo $x is he''re; exit 4\n");
+    terminal.shows("kept is here");
+    assert_eq!(terminal.ends().code(), Some(4));
+}
+
 /// Descendants of a shell are killed when its name becomes free, and a shell whose name cannot be saved does
 /// not start.
 #[test]

@@ -27,12 +27,14 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Starts the command with the terminal as its controlling terminal.
     pub(crate) fn start(command: &Command) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        // Inherited by nobody: whoever held it would keep the window open.
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).expect("a terminal");
         grantpt(&master).expect("granted");
         unlockpt(&master).expect("unlocked");
         let name = ptsname(&master, Vec::new()).expect("a name");
-        let slave = rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty())
-            .expect("its other side");
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let slave = rustix::fs::open(&name, flags, Mode::empty()).expect("its other side");
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&slave, size).expect("a size");
         let mut inside = Command::new("setsid");
@@ -106,6 +108,15 @@ impl Terminal {
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("signalled");
+    }
+
+    /// Closes the window: the kernel hangs up the program in it, whose exit status is returned.
+    #[track_caller]
+    pub(crate) fn close(mut self) -> ExitStatus {
+        let nothing = || File::open("/dev/null").expect("/dev/null");
+        self.slave = nothing().into();
+        self.master = nothing();
+        self.child.wait().expect("a child")
     }
 
     /// Waits for the exit, and reads output meanwhile.
