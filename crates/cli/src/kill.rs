@@ -24,30 +24,30 @@ pub(crate) struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// The signal to send
-    #[arg(short, long, value_enum, default_value_t = Signal::Terminate)]
+    /// The signal to send; also as SIGTERM, TERM or 15
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t = Signal::Terminate)]
     signal: Signal,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Signal {
-    #[value(alias = "int", alias = "INT")]
+    #[value(aliases = ["int", "sigint", "2"])]
     Interrupt,
-    #[value(alias = "term", alias = "TERM")]
+    #[value(aliases = ["term", "sigterm", "15"])]
     Terminate,
-    #[value(alias = "KILL", alias = "9")]
+    #[value(aliases = ["sigkill", "9"])]
     Kill,
-    #[value(alias = "hup", alias = "HUP")]
+    #[value(aliases = ["hup", "sighup", "1"])]
     Hangup,
-    #[value(alias = "QUIT")]
+    #[value(aliases = ["sigquit", "3"])]
     Quit,
-    #[value(alias = "usr1", alias = "USR1")]
+    #[value(aliases = ["usr1", "sigusr1", "10"])]
     User1,
-    #[value(alias = "usr2", alias = "USR2")]
+    #[value(aliases = ["usr2", "sigusr2", "12"])]
     User2,
-    #[value(alias = "STOP")]
+    #[value(aliases = ["sigstop", "19"])]
     Stop,
-    #[value(alias = "cont", alias = "CONT")]
+    #[value(aliases = ["cont", "sigcont", "18"])]
     Continue,
 }
 
@@ -98,4 +98,31 @@ pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
         target.connected.close().await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_has_the_names_that_kill_takes() {
+        let names = [
+            ("2 int SIGINT interrupt", ProcessSignal::Interrupt),
+            ("15 TERM SigTerm terminate", ProcessSignal::Terminate),
+            ("9 KILL SIGKILL kill", ProcessSignal::Kill),
+            ("1 HUP sighup hangup", ProcessSignal::Hangup),
+            ("3 QUIT SIGQUIT", ProcessSignal::Quit),
+            ("10 USR1 SIGUSR1 user1", ProcessSignal::User1),
+            ("12 USR2 SIGUSR2 user2", ProcessSignal::User2),
+            ("19 STOP SIGSTOP", ProcessSignal::Stop),
+            ("18 CONT SIGCONT continue", ProcessSignal::Continue),
+        ];
+        for (names, expected) in names {
+            for name in names.split(' ') {
+                let parsed = Signal::from_str(name, true).unwrap_or_else(|_| panic!("{name}"));
+                assert_eq!(ProcessSignal::from(parsed), expected, "{name}");
+            }
+        }
+        assert!(Signal::from_str("SIG", true).is_err());
+    }
 }
