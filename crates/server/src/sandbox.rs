@@ -38,6 +38,7 @@ impl Confiner {
         setup.own_files = config.own_files.clone();
         setup.assurance = config.sandbox_assurance;
         setup.cache_plans = config.sandbox_plan_cache;
+        setup.shares_pids = config.sandbox_shares_pids;
         let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Enforcer { sandbox, helpers })))
@@ -98,7 +99,7 @@ impl Confiner {
         // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network: None };
             sandbox.launch_program(&context, &program)
         });
         match prepared.await {

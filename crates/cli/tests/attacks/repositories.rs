@@ -25,7 +25,7 @@ const HOOKS: [&str; 4] = ["p/w", "p", "p/w/hk", "p/hk"];
 struct Layout {
     base: tempfile::TempDir,
     /// How it was made, for the message of a failed test.
-    description: String,
+    told: String,
     /// The writable directories besides the workspace.
     writable: Vec<PathBuf>,
 }
@@ -33,7 +33,7 @@ struct Layout {
 impl Layout {
     fn random(random: &mut Random) -> Self {
         let base = tempfile::tempdir_in("/var/tmp").unwrap();
-        let mut layout = Self { base, description: String::new(), writable: Vec::new() };
+        let mut layout = Self { base, told: String::new(), writable: Vec::new() };
         for name in ["p/w/child/deep", "p/sib", "p/w/hk", "p/hk"] {
             fs::create_dir_all(layout.path(name)).unwrap();
         }
@@ -43,7 +43,7 @@ impl Layout {
         layout.pointer(random, own);
         if random.percent(40) {
             layout.writable.push(layout.path("p"));
-            layout.description.push_str(", around it writable");
+            layout.told.push_str(", around it writable");
         }
         layout
     }
@@ -62,7 +62,7 @@ impl Layout {
 
     /// Creates a git directory in `own` that shares the content of `shared`.
     fn repository(&mut self, random: &mut Random, own: &str, shared: &str) {
-        let _ = write!(self.description, "git directory {own}, shared {shared}");
+        let _ = write!(self.told, "git directory {own}, shared {shared}");
         let directory = self.path(shared);
         fs::create_dir_all(&directory).unwrap();
         git(&directory, &["init", "--quiet", "--bare", "."]);
@@ -71,7 +71,7 @@ impl Layout {
         if random.percent(30) {
             config = config.replace("repositoryformatversion = 0", "repositoryformatversion = 1");
             config.push_str("[extensions]\n\tworktreeConfig = true\n");
-            self.description.push_str(", its own configuration");
+            self.told.push_str(", its own configuration");
         }
         config.push_str("[user]\n\tname = n\n\temail = n@example.com\n");
         fs::write(directory.join("config"), config).unwrap();
@@ -90,7 +90,7 @@ impl Layout {
                 let hooks = *random.pick(&HOOKS);
                 let target = self.spelled(random, &directory, hooks);
                 symlink(target, directory.join("hooks")).unwrap();
-                let _ = write!(self.description, ", hooks -> {hooks}");
+                let _ = write!(self.told, ", hooks -> {hooks}");
             }
         }
     }
@@ -109,7 +109,7 @@ impl Layout {
             fs::write(file, root.join("shared").to_str().unwrap()).unwrap();
         }
         if random.percent(50) {
-            self.description.push_str(", by a link");
+            self.told.push_str(", by a link");
             symlink(target, name).unwrap();
         } else {
             fs::write(name, format!("gitdir: {target}\n")).unwrap();
@@ -124,7 +124,7 @@ impl Layout {
             false => name.to_owned(),
         };
         if name.starts_with(ABSENT) {
-            self.description.push_str(", through a missing directory");
+            self.told.push_str(", through a missing directory");
         }
         if random.percent(50) {
             return self.path(&name).to_str().unwrap().to_owned();
@@ -226,17 +226,17 @@ fn git_outside_runs_nothing_that_was_written_inside() {
         let during = line == "ran\n" && layout.runs_something();
         drop(running.stdin.take());
         let said = running.wait_with_output().unwrap();
-        assert!(!during, "seed {seed}: {}: while the sandbox runs", layout.description);
+        assert!(!during, "seed {seed}: {}: while the sandbox runs", layout.told);
         if line == "ran\n" {
-            assert!(layout.root().join("ran").exists(), "seed {seed}: {}", layout.description);
+            assert!(layout.root().join("ran").exists(), "seed {seed}: {}", layout.told);
             held += 1;
         } else {
             let why = String::from_utf8_lossy(&said.stderr);
             let names_it = why.contains("cannot be protected or granted");
-            assert!(names_it, "seed {seed}: {}: {why}", layout.description);
+            assert!(names_it, "seed {seed}: {}: {why}", layout.told);
             refused += 1;
         }
-        assert!(!layout.runs_something(), "seed {seed}: {}: {said:?}", layout.description);
+        assert!(!layout.runs_something(), "seed {seed}: {}: {said:?}", layout.told);
     }
     // Each kind of layout occurs often.
     assert!(refused > CASES / 6 && held > CASES / 6, "{refused} refused, {held} held");

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
@@ -15,12 +15,11 @@ use super::broker::Broker;
 use super::foreground::SignalForwarder;
 use super::placeholder::HeldPlaceholders;
 use super::{Status, during, inner, sys};
-use crate::plan::Plan;
+use crate::plan::{Network, Plan};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
 
-const NAMESPACES: i32 =
-    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
 
 /// Descriptors and settings from the server, besides the plan.
 pub(super) struct Inherited {
@@ -30,6 +29,8 @@ pub(super) struct Inherited {
     pub(super) network: Option<OwnedFd>,
     /// The user namespace that owns it.
     pub(super) user: Option<OwnedFd>,
+    /// The socket that a managed network is handed over on.
+    pub(super) handover: Option<OwnedFd>,
     /// Signals for the target go to this process alone, not to its group.
     pub(super) foreground: bool,
 }
@@ -44,13 +45,18 @@ pub(super) fn run(
         // The lifeline reports the end of the server, which leaves time to clean up.
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
+    if plan.shares_pids {
+        // Without a PID namespace no process inside is the one whose end kills the others.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(during(Stage::Namespaces))?;
+    }
     let held = HeldPlaceholders::create(&plan.enforcement.tree.placeholders)?;
     let Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe } =
         start(plan, status, inherited, &held, helpers).inspect_err(|_| held.release())?;
     let _ = rustix::io::write(&ready_sender, b"!");
     // From here on only the inner process reports failures, and only it and the target hold the
     // streams.
-    close_streams();
+    close_streams(inherited.handover.as_ref());
     let forwarder = stop_pipe.and_then(|stop_pipe| SignalForwarder::new(stop_pipe, pid).ok());
     let broker =
         listener_pipe.as_ref().and_then(|listener_pipe| receive_listener(listener_pipe, pid));
@@ -63,6 +69,9 @@ pub(super) fn run(
     let (lifeline, forwarder) = (inherited.lifeline.as_ref(), forwarder.as_ref());
     Supervisor { pidfd: &pidfd, lifeline, forwarder, broker: broker.as_ref() }.run();
     let code = wait(pid);
+    if plan.shares_pids {
+        kill_children();
+    }
     held.release();
     drop(ready_sender);
     sys::exit_now(code)
@@ -91,7 +100,7 @@ fn start(
     let changeable = super::streams::changeable();
     let (ready, ready_sender) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
-    let listener_pipe = match plan.enforcement.is_brokered(plan.network_restricted) {
+    let listener_pipe = match plan.enforcement.is_brokered(&plan.network) {
         true => {
             Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
         }
@@ -103,23 +112,30 @@ fn start(
         }
         false => None,
     };
-    let network = match &inherited.network {
-        _ if !plan.network_restricted => 0,
-        None => libc::CLONE_NEWNET,
-        Some(network) => {
+    let network = match (&plan.network, &inherited.network) {
+        (Network::Host, _) => 0,
+        (Network::None, Some(network)) => {
             super::network::enter(network, inherited.user.as_ref())?;
             0
         }
+        (Network::None, None) | (Network::Managed(_), _) => libc::CLONE_NEWNET,
     };
+    let pids = if plan.shares_pids { 0 } else { libc::CLONE_NEWPID };
     // SAFETY: this process has one thread.
-    let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
+    let forked = unsafe { sys::fork_into((NAMESPACES | pids | network) as u64, libc::SIGCHLD) };
     let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {
         Some(child) => child,
         None => {
             drop(ready_sender);
             let listener_pipe = listener_pipe.as_ref().map(|(_, sender)| sender);
             let stop_pipe = stop_pipe.as_ref().map(|(_, sender)| sender);
-            match inner::run(plan, &ready, listener_pipe, stop_pipe, changeable, held, helpers) {
+            let pipes = inner::Pipes {
+                ready: &ready,
+                handover: inherited.handover.as_ref(),
+                listener_pipe,
+                stop_pipe,
+            };
+            match inner::run(plan, pipes, changeable, held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -146,9 +162,11 @@ fn receive_listener(listener_pipe: &OwnedFd, pid: i32) -> Option<Broker> {
     sys::take_descriptor(pid, number).ok().map(Broker::new)
 }
 
-/// Closes the streams and the status pipe: only the target holds them open.
-fn close_streams() {
-    for number in [0, 1, 2, crate::reentry::STATUS] {
+/// Closes the streams and the status pipe, which only the target holds open, and the socket of the
+/// managed network.
+fn close_streams(handover: Option<&OwnedFd>) {
+    let numbers = [0, 1, 2, crate::reentry::STATUS];
+    for number in numbers.into_iter().chain(handover.map(AsRawFd::as_raw_fd)) {
         // SAFETY: the numbers are the ones this process was given; it uses none of them any more, and
         // leaves by `_exit`, so that no owner of them is ever dropped.
         unsafe { libc::close(number) };
@@ -228,6 +246,23 @@ impl Supervisor<'_> {
             connections_pending: connections_pending.contains(PollFlags::IN),
             stopped: self.forwarder.is_some() && stopped.contains(PollFlags::IN),
         })
+    }
+}
+
+/// Kills what the inner process has left, until this process has no children.
+fn kill_children() {
+    loop {
+        // A process that forks before it is killed leaves another one, which comes next.
+        let children = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+        for pid in children.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
+            // SAFETY: no pointers. This process has not reaped it, so the pid is still its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        // SAFETY: a null status is allowed.
+        let waited = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL) };
+        if waited < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return;
+        }
     }
 }
 

@@ -53,14 +53,14 @@ const LISTED: &[u32] = &[
     0x8004_5440, // TIOCGEXCL
     0x5441,      // TIOCGPTPEER
     // Files: questions, and sharing blocks with a descriptor that is open for writing.
-    0x0002,      // FIGETBSZ
-    0x8008_6601, // FS_IOC_GETFLAGS
-    0xc020_660b, // FS_IOC_FIEMAP
-    0x801c_581f, // FS_IOC_FSGETXATTR
-    0x8008_7601, // FS_IOC_GETVERSION
-    0x4004_9409, // FICLONE
-    0x4020_940d, // FICLONERANGE
-    0xc018_9436, // FIDEDUPERANGE
+    0x0002, // FIGETBSZ
+    FS_IOC_GETFLAGS,
+    FS_IOC_FIEMAP,
+    FS_IOC_FSGETXATTR,
+    FS_IOC_GETVERSION,
+    FICLONE,
+    FICLONERANGE,
+    FIDEDUPERANGE,
     // How much randomness there is.
     0x8004_5200, // RNDGETENTCNT
     // Sockets, and questions about network interfaces.
@@ -83,15 +83,21 @@ const LISTED: &[u32] = &[
     0x8942, // SIOCGIFTXQLEN
 ];
 
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_FIEMAP: u32 = 0xc020_660b;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_GETVERSION: u32 = 0x8008_7601;
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+const FIDEDUPERANGE: u32 = 0xc018_9436;
+
 const ALL: u32 = u32::MAX;
 
 /// The byte of a control's number that says whose it is.
 const TYPE: u32 = 0xff00;
 
 /// Refuses what is not listed.
-pub(super) const LISTED_ONLY: Rule = &[UNLISTED];
-
-const UNLISTED: Condition = none_of(1, ALL, LISTED);
+pub(super) const LISTED_ONLY: Rule = &[none_of(1, ALL, LISTED)];
 
 /// Refuses controls of file systems, by the byte that says whose they are, except for the listed ones. For a
 /// process that has devices of the host, whose controls nobody can list.
@@ -115,5 +121,19 @@ pub(super) const NOT_OF_FILE_SYSTEMS: Rule = &[
             0xcd00, // ReiserFS
         ],
     ),
-    UNLISTED,
+    EXCEPT_LISTED,
 ];
+
+const EXCEPT_LISTED: Condition = none_of(
+    1,
+    ALL,
+    &[
+        FS_IOC_GETFLAGS,
+        FS_IOC_FIEMAP,
+        FS_IOC_FSGETXATTR,
+        FS_IOC_GETVERSION,
+        FICLONE,
+        FICLONERANGE,
+        FIDEDUPERANGE,
+    ],
+);

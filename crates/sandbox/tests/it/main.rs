@@ -15,11 +15,13 @@ mod denial;
 mod entries;
 mod landlock_only;
 mod lifecycle;
+mod managed;
 mod metadata;
 mod missing_directories;
 mod plan_cache;
 mod promises;
 mod proof;
+mod shared_pids;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
 mod support;
