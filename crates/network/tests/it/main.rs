@@ -13,6 +13,8 @@ mod namespace;
 mod opened;
 mod packets;
 mod random;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod socks;
 mod transparent;
 mod updates;
