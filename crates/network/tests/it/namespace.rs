@@ -28,7 +28,7 @@ impl Programs {
         if !rustix::process::geteuid().is_root() {
             command.args(["--user", "--map-root-user"]);
         }
-        let child = command
+        let mut child = command
             .args(["--net", "--mount", "python3", "-c", include_str!("namespace.py")])
             .env("RESOLV_CONF", dir.path().join("resolv.conf"))
             .env("TUN_MTU", mtu)
@@ -38,14 +38,16 @@ impl Programs {
         let tun = match receive_descriptor(&near) {
             Ok(tun) => tun,
             Err(why) => {
+                child.wait().unwrap();
                 skipped(&why);
                 return None;
             }
         };
+        let replies = BufReader::new(near.try_clone().unwrap());
+        let programs = Self { child, control: near, replies, _dir: dir };
         let namespace = Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
         proxy.handle().serve_namespace(namespace).unwrap();
-        let replies = BufReader::new(near.try_clone().unwrap());
-        Some(Self { child, control: near, replies, _dir: dir })
+        Some(programs)
     }
 
     /// Runs a command inside; its exit code and its output.
