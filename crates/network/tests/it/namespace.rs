@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use codex_exec_network::{Namespace, Proxy};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+use crate::opened::{H1, TOKEN, opening};
 use crate::skipped::skipped;
 use crate::world::{Notebook, World, rules};
 
@@ -199,4 +200,32 @@ async fn sockets_behave_as_on_a_network() {
         "import socket; socket.create_connection(('198.18.1.0', 80), 1)",
     ]);
     assert_ne!(code, 0, "{output}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_are_put_back_without_a_proxy_variable() {
+    let opening = opening(H1, "api.github.com").await;
+    let proxy = opening.world.start(opening.config.clone()).await;
+    let Some(mut programs) = Programs::start(&proxy, "65535") else { return };
+    let bundle = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(bundle.path(), opening.authority.pem()).unwrap();
+    let header = format!("Authorization: Bearer {}", opening.standin);
+    let (code, output) = programs.run(&[
+        "curl",
+        "--noproxy",
+        "*",
+        "--silent",
+        "--show-error",
+        "--max-time",
+        "20",
+        "--cacert",
+        bundle.path().to_str().unwrap(),
+        "--header",
+        &header,
+        "https://api.github.com/user",
+    ]);
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains(&format!("|authorization: Bearer {TOKEN}")), "{output}");
+    let connected = opening.world.internet.connected();
+    assert_eq!(connected, ["140.82.112.5:443"]);
 }
