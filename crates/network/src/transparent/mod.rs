@@ -34,13 +34,16 @@ pub use names::{SYNTHETIC_V4, SYNTHETIC_V6};
 use self::link::Link;
 use self::names::Names;
 use self::stack::Stack;
+use crate::host::Host;
 use crate::proxy::{Client, ProxyHandle, Shared};
 
 /// The longest query that is read.
 const MAX_QUERY: usize = 4096;
 
 /// What a network namespace is served through. All of it is made inside the namespace and handed over.
+/// Take [`Namespace::new`] and set fields.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Namespace {
     /// A TUN device without packet information (`IFF_TUN | IFF_NO_PI`), with any MTU. The default routes
     /// of the namespace lead to it.
@@ -49,6 +52,17 @@ pub struct Namespace {
     pub dns_udp: Vec<std::net::UdpSocket>,
     /// Listeners at the same addresses.
     pub dns_tcp: Vec<std::net::TcpListener>,
+    /// The domains that `search` lists in the `resolv.conf` of the namespace. A name that ends in one exists
+    /// only if an allow pattern other than `*` matches it: the resolver tries such names first if there
+    /// are fewer dots than `ndots`, and takes the first that exists.
+    pub search_domains: Vec<String>,
+}
+
+impl Namespace {
+    /// A namespace with nothing but this device.
+    pub fn new(tun: OwnedFd) -> Self {
+        Self { tun, dns_udp: Vec::new(), dns_tcp: Vec::new(), search_domains: Vec::new() }
+    }
 }
 
 impl ProxyHandle {
@@ -58,7 +72,9 @@ impl ProxyHandle {
     /// Must be called within a tokio runtime.
     pub fn serve_namespace(&self, namespace: Namespace) -> io::Result<()> {
         let shared = self.shared();
-        let names = Arc::new(Names::new(shared.limits.transparent_names));
+        let search = namespace.search_domains.iter();
+        let search = search.filter_map(|domain| Host::parse(domain).ok()).collect();
+        let names = Arc::new(Names::new(shared.limits.transparent_names, search));
         let stack = Stack::new(shared.clone(), names.clone(), Link::new(namespace.tun)?);
         for socket in namespace.dns_udp {
             socket.set_nonblocking(true)?;
