@@ -41,9 +41,7 @@ use crate::proxy::{Client, ProxyHandle, Shared};
 const MAX_QUERY: usize = 4096;
 
 /// What a network namespace is served through. All of it is made inside the namespace and handed over.
-/// Take [`Namespace::new`] and set fields.
 #[derive(Debug)]
-#[non_exhaustive]
 pub struct Namespace {
     /// A TUN device without packet information (`IFF_TUN | IFF_NO_PI`), with any MTU. The default routes
     /// of the namespace lead to it.
@@ -52,16 +50,12 @@ pub struct Namespace {
     pub dns_udp: Vec<std::net::UdpSocket>,
     /// Listeners at the same addresses.
     pub dns_tcp: Vec<std::net::TcpListener>,
-    /// The domains that `search` lists in the `resolv.conf` of the namespace. A name that ends in one exists
-    /// only if an allow pattern other than `*` matches it: the resolver tries such names first if there
-    /// are fewer dots than `ndots`, and takes the first that exists.
-    pub search_domains: Vec<String>,
 }
 
 impl Namespace {
     /// A namespace with nothing but this device.
     pub fn new(tun: OwnedFd) -> Self {
-        Self { tun, dns_udp: Vec::new(), dns_tcp: Vec::new(), search_domains: Vec::new() }
+        Self { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() }
     }
 }
 
@@ -72,7 +66,7 @@ impl ProxyHandle {
     /// Must be called within a tokio runtime.
     pub fn serve_namespace(&self, namespace: Namespace) -> io::Result<()> {
         let shared = self.shared();
-        let search = namespace.search_domains.iter();
+        let search = shared.search_domains.iter();
         let search = search.filter_map(|domain| Host::parse(domain).ok()).collect();
         let names = Arc::new(Names::new(shared.limits.transparent_names, search));
         let stack = Stack::new(shared.clone(), names.clone(), Link::new(namespace.tun)?);
