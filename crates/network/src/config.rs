@@ -29,6 +29,11 @@ pub struct Config {
     /// Opens tunnels to hosts that secrets are bound to, and in limited mode all of them (default
     /// `None`: tunnels are passed on as they are, and limited mode refuses them).
     pub mitm: Option<Mitm>,
+    /// The domains that `search` lists in the `resolv.conf` of a namespace that is served (default: none).
+    /// A name that ends in one exists there only if an allow pattern other than `*` matches it: the
+    /// resolver tries such names first if a name has fewer dots than `ndots`, and takes the first that
+    /// exists.
+    pub search_domains: Vec<String>,
     /// How names are looked up and connections made (default: by the system).
     pub connector: Arc<dyn Connector>,
     /// Limits on memory and time.
@@ -46,6 +51,7 @@ impl Config {
             ask_timeout: None,
             upstream: None,
             mitm: None,
+            search_domains: Vec::new(),
             connector: Arc::new(SystemConnector),
             limits: Limits::default(),
         }
@@ -62,6 +68,7 @@ impl std::fmt::Debug for Config {
             .field("ask_timeout", &self.ask_timeout)
             .field("upstream", &self.upstream)
             .field("mitm", &self.mitm)
+            .field("search_domains", &self.search_domains)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
     }
@@ -92,6 +99,11 @@ pub struct Limits {
     pub udp_judged: usize,
     /// Targets of one association whose answers are passed on (default 256); the oldest is forgotten.
     pub udp_targets: usize,
+    /// Buffer of one direction of a transparent connection, in bytes (default 256 KiB, at least 8 KiB).
+    pub transparent_buffer: usize,
+    /// Names whose synthetic addresses are known at a time (default 4,096); the one used longest ago
+    /// without a connection is forgotten.
+    pub transparent_names: usize,
 }
 
 impl Default for Limits {
@@ -106,6 +118,8 @@ impl Default for Limits {
             http_buffer: 64 * 1024,
             udp_judged: 64,
             udp_targets: 256,
+            transparent_buffer: 256 * 1024,
+            transparent_names: 4096,
         }
     }
 }

@@ -9,8 +9,15 @@ mod decisions;
 mod http;
 mod lifetime;
 mod model;
+mod namespace;
 mod opened;
+mod packets;
 mod random;
+#[allow(dead_code, reason = "no test here needs root")]
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod socks;
+mod transparent;
+mod updates;
 mod upstream;
 mod world;
