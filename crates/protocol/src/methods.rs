@@ -123,6 +123,16 @@ pub trait FileCall: Call {
     }
 }
 
+/// A type of request that the server sends to the client, for both sides.
+pub trait ServerCall: 'static {
+    /// Its method name.
+    const NAME: &'static str;
+    /// The type of its params.
+    type Params: Encode + DeserializeOwned + Send + 'static;
+    /// The type of its result.
+    type Response: Encode + DeserializeOwned + Send + 'static;
+}
+
 /// A notification type, for both sides.
 pub trait Notification: 'static {
     /// Its method name.

@@ -6,11 +6,32 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::methods::ServerCall;
 use crate::process::ProcessId;
 
 /// The request that the server sends to the client about a host that the rules leave undecided. Its ids
 /// are counted by the server, from 1.
 pub const POLICY_REQUEST: &str = "network/policyRequest";
+
+/// [`POLICY_REQUEST`], for both sides.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyRequest;
+
+impl ServerCall for PolicyRequest {
+    const NAME: &'static str = POLICY_REQUEST;
+    type Params = NetworkPolicyRequestParams;
+    type Response = NetworkPolicyResponse;
+}
+
+/// The member `managedNetwork` of `process/start`: a client has a proxy of its own on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ManagedNetwork {
+    /// Its ports. Without effect on Linux, where the proxy variables name them.
+    pub loopback_ports: Vec<u16>,
+    /// Without effect on Linux.
+    pub allow_local_binding: bool,
+}
 
 /// The member `networkProxy` of `process/start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +89,9 @@ pub struct NetworkProxyConfig {
     /// Secrets beyond the well-known ones, by a name for the log.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub credential_providers: BTreeMap<String, CredentialProvider>,
+    /// **extension** `networkPortRules`: a port in a pattern counts, instead of being ignored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub match_ports: bool,
 }
 
 /// Which requests pass once the host is allowed.
