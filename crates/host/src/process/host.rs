@@ -207,6 +207,7 @@ impl ProcessHost {
             terminal: io.terminal,
             retention,
             confined,
+            while_running: launch.while_running,
         })
     }
 
