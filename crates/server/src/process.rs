@@ -3,9 +3,11 @@
 //! Each queues its request with the process's owner before it returns, and returns the reply as a
 //! future.
 
+use std::sync::Arc;
+
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, environment,
+    Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, WhileRunning, environment,
 };
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
@@ -15,8 +17,8 @@ use codex_exec_server_protocol::process::{
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 
 use crate::connection::{Attached, Request};
+use crate::managed_network::Controller;
 use crate::response_memory::{ResponseMemory, is_small};
-use crate::sandbox::Confiner;
 use crate::server::Server;
 use crate::session::{InsertError, Session};
 
@@ -69,8 +71,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let session = attached.session.clone();
     let mut started = None;
     let inserted = session.insert(&id, || {
-        let group = session.group();
-        let launch = |params, retry| launch(server.confiner().clone(), params, group, retry);
+        let launch = |params, retry| launch(server.clone(), session.clone(), params, retry);
         let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
         let (handle, reply) = server.host().start(launch(params, false), retry);
         started = Some(reply);
@@ -120,22 +121,18 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
 }
 
 async fn launch(
-    confiner: Confiner,
+    server: Server,
+    session: Arc<Session>,
     mut params: ExecParams,
-    group: Group,
     retry: bool,
 ) -> Result<Launch, StartFailure> {
+    let (confiner, group) = (server.confiner(), session.group());
     if retry {
         confiner.forget_plans();
     }
     let unsupported = [
         // Without a sandbox there is nothing to enforce.
-        (
-            params.enforce_managed_network && params.sandbox.is_some()
-                || params.managed_network.is_some(),
-            "a managed network",
-        ),
-        (params.network_proxy.is_some(), "a network proxy"),
+        (params.enforce_managed_network && params.sandbox.is_some(), "a managed network"),
         (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
     if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
@@ -146,15 +143,24 @@ async fn launch(
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
-    let environment = environment(&params)?;
+    let mut environment = environment(&params)?;
+    let mut proxy = None;
+    if let Some(launch) = &params.network_proxy {
+        let controller = Controller::new(&session, params.process_id.clone());
+        let networks = server.managed_networks();
+        let started = networks.start(launch, &params.argv, &mut environment, controller).await;
+        proxy = Some(started.map_err(StartFailure::Refused)?);
+    }
     let sandbox = match params.sandbox.take() {
         Some(context) => confiner.confine(context, &params, &environment).await,
         None => Ok(None),
     };
-    match sandbox.map_err(StartFailure::Refused)? {
-        Some(sandbox) => Ok(Launch::confined(params, sandbox, group)?),
-        None => Ok(Launch::new(params, &environment, group)?),
-    }
+    let mut launch = match sandbox.map_err(StartFailure::Refused)? {
+        Some(sandbox) => Launch::confined(params, sandbox, group)?,
+        None => Launch::new(params, &environment, group)?,
+    };
+    launch.while_running = proxy.map(WhileRunning::new);
+    Ok(launch)
 }
 
 fn unknown_process(id: &ProcessId) -> RpcError {

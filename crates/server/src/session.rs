@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use codex_exec_host::files::{FilesConfig, PersistentHandles};
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
+use crate::client_calls::ClientCalls;
 use crate::sink::NotificationSink;
 
 /// How often shutdown polls whether a process has exited after SIGTERM.
@@ -60,6 +61,8 @@ struct State {
     presence: Presence,
     /// The connection that is or was last attached.
     holder: Holder,
+    /// The client that processes ask and report to; gone while the session is detached.
+    client: Weak<ClientCalls>,
     detach_ttl: Duration,
     /// Counts connections, so that an old connection neither ends the session of its successor nor
     /// receives its events.
@@ -120,6 +123,7 @@ impl Sessions {
                 prune_at: 64,
                 presence: Presence::Attached,
                 holder,
+                client: Weak::new(),
                 detach_ttl,
                 attachment: Attachment(0),
             }),
@@ -168,6 +172,7 @@ impl Sessions {
             return;
         }
         state.presence = Presence::Detached;
+        state.client = Weak::new();
         for process in state.processes.values() {
             process.detach();
         }
@@ -266,6 +271,7 @@ impl Session {
         state.presence = Presence::Attached;
         state.attachment.0 += 1;
         state.holder = newcomer.clone();
+        state.client = Weak::new();
         if let Some(ttl) = detach_ttl {
             state.detach_ttl = ttl;
         }
@@ -279,12 +285,20 @@ impl Session {
             .clone()
     }
 
-    /// Sends the events of every process to this connection.
-    pub(crate) fn attach_all(&self, attachment: Attachment, outbound: &Outbound) {
-        let state = self.state.lock();
-        for process in state.processes.values() {
-            state.attach(process, attachment, outbound);
+    /// Sends the events and the questions of every process to this connection.
+    pub(crate) fn attach_all(&self, attachment: Attachment, client: &Arc<ClientCalls>) {
+        let mut state = self.state.lock();
+        if state.is_attached(attachment) {
+            state.client = Arc::downgrade(client);
         }
+        for process in state.processes.values() {
+            state.attach(process, attachment, client.outbound());
+        }
+    }
+
+    /// The client that is attached now.
+    pub(crate) fn client(&self) -> Weak<ClientCalls> {
+        self.state.lock().client.clone()
     }
 
     /// Sends the events of one process to this connection, unless another has replaced it.
@@ -332,8 +346,12 @@ impl Session {
 }
 
 impl State {
+    fn is_attached(&self, attachment: Attachment) -> bool {
+        self.presence == Presence::Attached && self.attachment == attachment
+    }
+
     fn attach(&self, process: &ProcessHandle, attachment: Attachment, outbound: &Outbound) {
-        if self.presence == Presence::Attached && self.attachment == attachment {
+        if self.is_attached(attachment) {
             process.attach(Box::new(NotificationSink::new(outbound.clone())));
         }
     }

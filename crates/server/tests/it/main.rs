@@ -13,6 +13,7 @@ mod http;
 
 mod lifecycle;
 mod malformed;
+mod network;
 mod ordering;
 mod processes;
 mod reads;
