@@ -4,6 +4,7 @@
 //! reads the file system and returns a program with arguments and descriptors; only the spawned process
 //! acts.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use codex_exec_server_protocol::{AccessMode, Assurance, SandboxContext};
+use codex_exec_server_protocol::{
+    AccessMode, Assurance, FileSystemPolicy, NetworkPolicy, PermissionProfile, SandboxContext,
+};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::pipe::PipeFlags;
@@ -27,7 +30,8 @@ use crate::decide::policy::{
 use crate::decide::writable_history::WritableHistory;
 use crate::executable::Executable;
 use crate::host::HostFacts;
-use crate::plan::{self, Enforcement, Isolation, Plan, PlanError, Program, Target};
+use crate::network::{ManagedNetwork, NetworkReceiver};
+use crate::plan::{self, Enforcement, Isolation, Network, Plan, PlanError, Program, Target};
 use crate::plan_cache::PlanCache;
 use crate::reentry;
 use crate::seccomp;
@@ -155,6 +159,9 @@ pub enum PrepareError {
     /// A string of the command contains a NUL byte, or the command is empty.
     #[error("invalid command: {0}")]
     Command(&'static str),
+    /// The managed network cannot be made as requested.
+    #[error("invalid managed network: {0}")]
+    Network(&'static str),
     /// A system call failed for reasons unrelated to the policy.
     #[error("cannot prepare the sandbox: {doing}")]
     Io {
@@ -232,9 +239,18 @@ pub enum Command<'a> {
 pub struct Request<'a> {
     /// What to run.
     pub command: Command<'a>,
+    /// Gives the command this network, whatever the policy says of the network (default: none). A policy
+    /// that restricts nothing else is then enforced as one that restricts the network alone. Without
+    /// effect on a helper.
+    pub network: Option<&'a ManagedNetwork>,
 }
 
 impl<'a> Request<'a> {
+    /// A request with the network of the policy.
+    pub fn new(command: Command<'a>) -> Self {
+        Self { command, network: None }
+    }
+
     /// What the policy is resolved against: the program's working directory and `TMPDIR`. A helper has
     /// no working directory.
     pub fn surroundings(&self) -> Surroundings<'a> {
@@ -280,8 +296,10 @@ pub struct Launch {
     /// The policy's `glob_scan_max_depth` limited the expansion of its patterns, so deeper files are
     /// not denied.
     pub globs_truncated: bool,
-    /// The target has no network.
-    pub network_restricted: bool,
+    /// The target has the host's network.
+    pub has_host_network: bool,
+    /// Receives the sockets of the managed network, if the request has one.
+    pub network: Option<NetworkReceiver>,
     /// Assurance of the sandbox.
     pub assurance: Assurance,
 }
@@ -488,6 +506,10 @@ impl Sandbox {
         request: &Request<'_>,
     ) -> Result<Prepared, PrepareError> {
         let around = request.surroundings();
+        let context = &*match request.network {
+            Some(_) => with_restricted_network(context),
+            None => Cow::Borrowed(context),
+        };
         let Some(mut planned) = self.plan(context, around)? else {
             return Ok(Prepared::Unrestricted);
         };
@@ -537,20 +559,38 @@ impl Sandbox {
                 return Err(PrepareError::WorkingDirectory(program.cwd.clone()));
             }
         }
-        let network_restricted =
-            planned.enforcement.network_restricted || matches!(target, Target::Helper { .. });
+        let network = match request.network {
+            _ if matches!(target, Target::Helper { .. }) => Network::None,
+            Some(managed) => Network::Managed(managed.namespace().map_err(PrepareError::Network)?),
+            None if planned.enforcement.network_restricted => Network::None,
+            None => Network::Host,
+        };
+        if matches!(network, Network::Managed(_))
+            && planned.enforcement.isolation != Isolation::Namespaces
+        {
+            return Err(PrepareError::Unsupported {
+                reason: "namespaces are not available, and a managed network is one".to_owned(),
+                remedy: self.capabilities.namespace_remedy().to_owned(),
+            });
+        }
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
-        let filter = seccomp::Filter::of(&enforcement, network_restricted);
+        let filter = seccomp::Filter::of(&enforcement, &network);
         let seccomp = seccomp::program(filter).map_err(|error| PrepareError::Unsupported {
             reason: error.to_string(),
             remedy: "run the server on x86-64 or arm64".to_owned(),
         })?;
         let pass = |fd: &Arc<OwnedFd>, number| PassedDescriptor { fd: Arc::clone(fd), number };
-        let mut descriptors = Vec::new();
+        let (mut descriptors, mut receiver) = (Vec::new(), None);
         if planned.enforcement.isolation == Isolation::Namespaces {
             descriptors.push(pass(&self.lifeline.0, reentry::LIFELINE));
-            if network_restricted
+            if let Network::Managed(namespace) = &network {
+                let (ours, theirs) = NetworkReceiver::new(namespace)
+                    .map_err(io_error("making the socket of the managed network"))?;
+                descriptors.push(pass(&Arc::new(theirs), reentry::HANDOVER));
+                receiver = Some(ours);
+            }
+            if network == Network::None
                 && let Some(EmptyNetwork { network, user }) =
                     self.empty_network.get_or_init(EmptyNetwork::make)
             {
@@ -559,7 +599,8 @@ impl Sandbox {
             }
         }
         let passed = descriptors.iter().map(|descriptor| descriptor.number).collect();
-        let plan = Plan { enforcement, network_restricted, passed, seccomp, target };
+        let has_host_network = network == Network::Host;
+        let plan = Plan { enforcement, network, passed, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
             .map_err(io_error("making the status pipe"))?;
@@ -573,9 +614,26 @@ impl Sandbox {
             status: StatusReader::new(read),
             cleanup,
             globs_truncated: planned.globs_truncated(),
-            network_restricted,
+            has_host_network,
+            network: receiver,
             assurance: planned.enforcement.assurance,
         })
+    }
+}
+
+/// The policy for a command with a managed network: one that restricts no files restricts the network
+/// at least.
+fn with_restricted_network(context: &SandboxContext) -> Cow<'_, SandboxContext> {
+    match &context.permissions {
+        PermissionProfile::Managed { file_system: FileSystemPolicy::Restricted(_), .. } => {
+            Cow::Borrowed(context)
+        }
+        _ => {
+            let mut context = context.clone();
+            context.permissions =
+                PermissionProfile::External { network: NetworkPolicy::Restricted };
+            Cow::Owned(context)
+        }
     }
 }
 

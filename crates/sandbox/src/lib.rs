@@ -22,6 +22,7 @@ mod executable;
 mod host;
 mod launch;
 mod mountinfo;
+mod network;
 #[doc(hidden)]
 pub mod plan;
 mod plan_cache;
@@ -42,6 +43,10 @@ pub use host::HostFacts;
 pub use launch::{
     Cleanup, Command, Config, Launch, Limits, OwnFiles, PassedDescriptor, Planned, PolicyKey,
     PrepareError, Prepared, Request, Sandbox,
+};
+pub use network::{
+    MAX_LOOPBACK_PORTS, ManagedNetwork, NetworkDescriptors, NetworkReceiver, TUN_ADDRESS_V4,
+    TUN_ADDRESS_V6, TUN_MTU,
 };
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

@@ -45,6 +45,9 @@ pub(crate) const STATUS: i32 = 4;
 pub(crate) const LIFELINE: i32 = 5;
 /// Descriptor number of the empty network namespace.
 pub(crate) const NETWORK: i32 = 6;
+/// Descriptor number of the socket that a managed network is handed over on. A sandbox with one is
+/// passed no empty network.
+pub(crate) const HANDOVER: i32 = 6;
 /// Descriptor number of the user namespace that owns the empty network.
 pub(crate) const USER: i32 = 7;
 /// Descriptor number of a spare's socket; a spare has none of the others yet.

@@ -20,6 +20,8 @@ pub enum Stage {
     Namespaces,
     /// Map the user and group ids.
     Identities,
+    /// Set up the managed network and hand its sockets to the server.
+    Network,
     /// Open everything to be bind-mounted, while the host's tree is still visible.
     Sources,
     /// Stop mount propagation; make the host's tree read-only.
@@ -53,11 +55,12 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::ReadPlan,
         Self::Placeholders,
         Self::Namespaces,
         Self::Identities,
+        Self::Network,
         Self::Sources,
         Self::Base,
         Self::Scratch,
@@ -81,6 +84,7 @@ impl Stage {
             Self::Placeholders => "protecting a name",
             Self::Namespaces => "making namespaces",
             Self::Identities => "mapping user ids",
+            Self::Network => "setting up the managed network",
             Self::Sources => "opening what the policy grants",
             Self::Base => "making the tree read-only",
             Self::Scratch => "making a private file system",

@@ -93,7 +93,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance })) => {
+            Ok(Ok(Started { assurance, .. })) => {
                 let kind = match assurance {
                     Some(_) => SandboxType::LinuxSeccomp,
                     None => SandboxType::None,

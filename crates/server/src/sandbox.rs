@@ -98,7 +98,7 @@ impl Confiner {
         // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network: None };
             sandbox.launch_program(&context, &program)
         });
         match prepared.await {

@@ -13,7 +13,10 @@ use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
 use crate::pool;
-use crate::sandbox::{Cleanup, Detector, Executable, Failure, Launch, StatusReader};
+use crate::sandbox::{
+    Cleanup, Detector, Executable, Failure, Launch, NetworkDescriptors, NetworkReceiver,
+    StatusReader,
+};
 
 use super::child::Child;
 use super::command::{Command, NulByte};
@@ -38,6 +41,8 @@ pub(super) struct StartingSandbox {
     pub child: Child,
     /// Receives the failure, if there is one.
     pub status: OwnedFd,
+    /// Receives the sockets of the managed network, if it has one.
+    pub network: Option<NetworkReceiver>,
     pub cleanup: Cleanup,
 }
 
@@ -80,7 +85,7 @@ impl ProcessHost {
         group: Group,
     ) -> Result<StartingSandbox, StartError> {
         let Confinement { launch, command } = confinement;
-        if !launch.network_restricted {
+        if launch.has_host_network {
             self.peers().sandbox_has_network();
         }
         let spare = self.spares().take(&launch.program);
@@ -93,18 +98,24 @@ impl ProcessHost {
             }
         };
         let child = child.with_cleanup(launch.cleanup.clone());
-        let Launch { status, cleanup, program, .. } = launch;
+        let Launch { status, cleanup, program, network, .. } = launch;
         self.spares().replenish(self, program);
-        Ok(StartingSandbox { child, status: status.into(), cleanup })
+        Ok(StartingSandbox { child, status: status.into(), network, cleanup })
     }
 }
 
 impl StartingSandbox {
     /// Waits until the program runs, or until the sandbox has failed; then all its processes are gone.
-    pub(super) async fn wait_started(self) -> Result<Child, StartError> {
-        let Self { mut child, status, cleanup: _ } = self;
+    /// Returns the sockets of the managed network, if it has one.
+    pub(super) async fn wait_started(
+        self,
+    ) -> Result<(Child, Option<NetworkDescriptors>), StartError> {
+        let Self { mut child, status, network, cleanup: _ } = self;
         let failure = match read_status(status).await {
-            Ok(None) => return Ok(child),
+            Ok(None) => match network.map(NetworkReceiver::receive).transpose() {
+                Ok(network) => return Ok((child, network)),
+                Err(source) => StartError::Setup { what: "the managed network", source },
+            },
             Ok(Some(failure)) => StartError::Sandbox(failure),
             Err(source) => StartError::Setup { what: "the sandbox's status", source },
         };

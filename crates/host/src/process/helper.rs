@@ -147,7 +147,7 @@ impl ProcessHost {
         let null = rustix::fs::open("/dev/null", flags, Mode::empty());
         let null = null.map_err(|errno| setup(errno.into()))?;
         let stdio = [their_input.into(), their_output.into(), null];
-        let child =
+        let (child, _) =
             self.start_sandbox(confinement, stdio, false, GROUP).await?.wait_started().await?;
         Ok(HelperProcess {
             mounts: SandboxMounts::of_sandbox(child.pid()),

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::Peers;
 use crate::pool;
-use crate::sandbox::Stage;
+use crate::sandbox::{NetworkDescriptors, Stage};
 
 use super::actor::{Actor, Parts};
 use super::child::Child;
@@ -43,10 +43,13 @@ pub struct ProcessHost {
 }
 
 /// A started process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Started {
     /// Assurance of its sandbox; `None` without one.
     pub assurance: Option<Assurance>,
+    /// What to serve in its managed network; `None` without one. The program runs already: what it has
+    /// connected to waits to be served.
+    pub network: Option<NetworkDescriptors>,
 }
 
 /// Why a process did not start.
@@ -133,10 +136,9 @@ impl ProcessHost {
                 }
             };
             match parts.await {
-                Ok(parts) => {
-                    let _ = started.send(Ok(Started {
-                        assurance: parts.confined.as_ref().map(Confined::assurance),
-                    }));
+                Ok((parts, network)) => {
+                    let assurance = parts.confined.as_ref().map(Confined::assurance);
+                    let _ = started.send(Ok(Started { assurance, network }));
                     Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
@@ -178,26 +180,30 @@ impl ProcessHost {
         }
     }
 
-    async fn parts(&self, launch: Launch) -> Result<Parts, StartError> {
+    async fn parts(
+        &self,
+        launch: Launch,
+    ) -> Result<(Parts, Option<NetworkDescriptors>), StartError> {
         let retention = self.retention(launch.retain).await?;
         let io = Stdio::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
         let tty = launch.terminal.is_some();
         let (group, stdio) = (launch.group, io.child_ends);
-        let (child, confined) = match launch.target {
+        let (child, confined, network) = match launch.target {
             LaunchTarget::Program(command) => {
                 let request =
                     SpawnRequest { group, command, stdio, tty, pass: Vec::new(), cleans_up: false };
-                (self.spawn(request).await?, None)
+                (self.spawn(request).await?, None, None)
             }
             LaunchTarget::Confined(confinement) => {
                 let assurance = confinement.assurance();
                 let starting = self.start_sandbox(confinement, stdio, tty, group).await?;
                 let cleanup = starting.cleanup.clone();
-                (starting.wait_started().await?, Some(Confined::new(cleanup, assurance)))
+                let (child, network) = starting.wait_started().await?;
+                (child, Some(Confined::new(cleanup, assurance)), network)
             }
         };
-        Ok(Parts {
+        let parts = Parts {
             process_id: launch.process_id,
             argv: launch.argv,
             cwd: launch.cwd,
@@ -208,7 +214,8 @@ impl ProcessHost {
             retention,
             confined,
             while_running: launch.while_running,
-        })
+        };
+        Ok((parts, network))
     }
 
     /// The admission check for connections from this machine: refuses sandboxed processes.

@@ -13,9 +13,9 @@ use super::{PolicyRefusal, Program, SandboxBackend, SandboxConfig};
 pub(crate) use codex_linux_sandbox::denial::Detector;
 pub(crate) use codex_linux_sandbox::reentry::{is_reentry as is_sandbox, mounts_intact};
 pub(crate) use codex_linux_sandbox::{
-    Cleanup, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
+    Cleanup, Executable, NetworkReceiver, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
 };
-pub use codex_linux_sandbox::{Failure, Launch, OwnFiles};
+pub use codex_linux_sandbox::{Failure, Launch, ManagedNetwork, NetworkDescriptors, OwnFiles};
 
 /// The Linux sandbox: namespaces, Landlock and seccomp.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl SandboxBackend for NativeSandbox {
 
     fn launch_helper(&self, plan: &Planned, name: &str) -> Result<Launch, PrepareError> {
         let env: Vec<_> = std::env::vars_os().collect();
-        self.0.launch(plan, &Request { command: Command::Helper { name, env: &env } })
+        self.0.launch(plan, &Request::new(Command::Helper { name, env: &env }))
     }
 
     fn launch_program(
@@ -67,15 +67,15 @@ impl SandboxBackend for NativeSandbox {
         context: &SandboxContext,
         program: &Program<'_>,
     ) -> Result<Option<Launch>, PrepareError> {
-        let Program { argv, arg0, env, cwd } = *program;
+        let Program { argv, arg0, env, cwd, network } = *program;
         let command = Command::Program { argv, arg0, env, cwd };
-        let prepared = match self.0.prepare(context, &Request { command }) {
+        let prepared = match self.0.prepare(context, &Request { command, network }) {
             // Clients expect a process that fails, not an error: they ask for approval to run without a
             // sandbox only if a process was denied.
             Err(refused @ PrepareError::WorkingDirectory(_)) => {
                 let message = format!("codex: sandbox: {refused}: Permission denied\n");
                 let command = Command::Refusal { message: &message, env, cwd };
-                self.0.prepare(context, &Request { command })?
+                self.0.prepare(context, &Request { command, network })?
             }
             prepared => prepared?,
         };
@@ -95,7 +95,7 @@ impl PolicyRefusal for PrepareError {
         match self {
             Self::Io { source, .. } => ErrorKind::of_system(source),
             Self::WorkingDirectory(_) => ErrorKind::WorkingDirectoryDenied,
-            Self::Command(_) => ErrorKind::InvalidParams,
+            Self::Command(_) | Self::Network(_) => ErrorKind::InvalidParams,
             _ => ErrorKind::SandboxUnavailable,
         }
     }

@@ -14,6 +14,8 @@
 //! | `Cleanup` | removes what a killed sandbox left in the file system |
 //! | `Detector` | recognizes output that reports a denial |
 //! | `Spare`, `SpareLaunch` | a process that waits to become the next sandbox |
+//! | `ManagedNetwork`, `NetworkDescriptors`, `NetworkReceiver` | a network that leads to the server alone: what
+//! to ask for, the sockets that the server serves in it, and how they arrive |
 //! | `OwnFiles` | files of the server that no policy can open |
 //! | `is_sandbox`, `mounts_intact`, `PLACEHOLDER_MODE` | how to recognize sandboxes and their state |
 
@@ -30,11 +32,11 @@ use codex_exec_server_protocol::{Assurance, ErrorKind, SandboxContext};
 mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
-    Cleanup, Detector, Executable, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage, StatusReader,
-    become_sandbox, is_sandbox, mounts_intact,
+    Cleanup, Detector, Executable, NetworkReceiver, PLACEHOLDER_MODE, Spare, SpareLaunch, Stage,
+    StatusReader, become_sandbox, is_sandbox, mounts_intact,
 };
 #[cfg(target_os = "linux")]
-pub use linux::{Failure, Launch, NativeSandbox, OwnFiles};
+pub use linux::{Failure, Launch, ManagedNetwork, NativeSandbox, NetworkDescriptors, OwnFiles};
 
 /// An operating system's sandbox, as the host and the server use it.
 pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
@@ -126,4 +128,7 @@ pub struct Program<'a> {
     pub env: &'a [(OsString, OsString)],
     /// Working directory.
     pub cwd: &'a Path,
+    /// Gives the program this network, whatever the policy says of the network. A policy that restricts
+    /// nothing else is then enforced as one that restricts the network alone.
+    pub network: Option<&'a ManagedNetwork>,
 }

@@ -17,6 +17,7 @@ use rustix::process::Pid;
 
 use super::{landlock, outer, sys};
 use crate::launch::Launch;
+use crate::network::{NetworkDescriptors, NetworkReceiver};
 use crate::reentry;
 use crate::status::Failure;
 
@@ -29,15 +30,30 @@ impl Launch {
     ///
     /// For a program that does nothing else: it blocks signals until it returns, and no other thread
     /// must receive them.
-    pub fn run_in_foreground(mut self) -> io::Result<Result<i32, Failure>> {
+    pub fn run_in_foreground(self) -> io::Result<Result<i32, Failure>> {
+        self.serve_in_foreground(drop)
+    }
+
+    /// Like [`Launch::run_in_foreground`], for a request with a managed network: calls `serve` with its
+    /// sockets once the command runs. Signals are blocked in this thread then, and so in every thread that
+    /// `serve` starts.
+    pub fn serve_in_foreground(
+        mut self,
+        serve: impl FnOnce(NetworkDescriptors),
+    ) -> io::Result<Result<i32, Failure>> {
         self.args.push(reentry::FOREGROUND.into());
         let own_session = landlock::abi() < SIGNAL_SCOPING_ABI;
         let terminal = Foreground::of_this_group();
         let signals = Signals::hold();
         let child = self.spawn(own_session)?;
-        let Self { descriptors, status, cleanup, .. } = self;
+        let Self { descriptors, status, cleanup, network, .. } = self;
         drop(descriptors);
         let failure = status.wait()?;
+        let network = network.filter(|_| failure.is_none()).map(NetworkReceiver::receive);
+        // Without it the command was killed before it ran; its exit says so.
+        if let Some(Ok(network)) = network {
+            serve(network);
+        }
         let code = signals.forward_until_exit(&child, own_session);
         if code.is_killed {
             cleanup.run();

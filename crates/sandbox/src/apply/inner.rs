@@ -7,24 +7,39 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use super::placeholder::HeldPlaceholders;
-use super::{during, execute, landlock, outer, privileges, streams, sys, tree};
-use crate::plan::{Plan, Target};
+use super::{during, execute, landlock, managed, outer, privileges, streams, sys, tree};
+use crate::plan::{Network, Plan, Target};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
 
+/// What connects this process to others, besides the streams.
+pub(super) struct Pipes<'a> {
+    /// Says that the ids are mapped, and that the listener was taken.
+    pub(super) ready: &'a OwnedFd,
+    /// Takes the sockets of a managed network to the server.
+    pub(super) handover: Option<&'a OwnedFd>,
+    /// Takes the number of the seccomp listener to the outer process.
+    pub(super) listener_pipe: Option<&'a OwnedFd>,
+    /// Reports each stop of the target.
+    pub(super) stop_pipe: Option<&'a OwnedFd>,
+}
+
 pub(super) fn run(
     plan: &Plan,
-    ready: &OwnedFd,
-    listener_pipe: Option<&OwnedFd>,
-    stop_pipe: Option<&OwnedFd>,
+    Pipes { ready, handover, listener_pipe, stop_pipe }: Pipes<'_>,
     changeable: [bool; 3],
     held: &HeldPlaceholders,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
     die_with_parent(ready)?;
     let enforcement = &plan.enforcement;
+    if let Network::Managed(namespace) = &plan.network {
+        let socket = handover.ok_or_else(|| during(Stage::Network)(Errno::BADF))?;
+        managed::hand_over(namespace, socket)?;
+    }
     let terminal = streams::terminal();
     let reopened = streams::confine(enforcement, changeable)?;
     let proven = tree::build(enforcement, held, terminal)?;

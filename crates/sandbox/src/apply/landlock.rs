@@ -12,7 +12,7 @@ use codex_exec_server_protocol::Assurance;
 
 use super::{at, streams, sys};
 use crate::capabilities::NEEDED_LANDLOCK;
-use crate::plan::{Grant, Isolation, Plan};
+use crate::plan::{Grant, Isolation, Network, Plan};
 use crate::status::{Failure, Stage};
 
 /// The newest Landlock version whose rights are known here.
@@ -50,7 +50,7 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
     if enforcement.rules.is_some() {
         ruleset = ruleset.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;
     }
-    if plan.network_restricted {
+    if plan.network == Network::None {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST)).map_err(failed)?;
     }
     let mut ruleset = ruleset

@@ -13,6 +13,7 @@ mod execute;
 mod foreground;
 mod inner;
 pub(crate) mod landlock;
+mod managed;
 pub(crate) mod network;
 mod outer;
 pub(crate) mod placeholder;
@@ -31,7 +32,7 @@ use rustix::io::{Errno, FdFlags};
 
 pub(crate) use placeholder::sweep;
 
-use crate::plan::{Isolation, Plan};
+use crate::plan::{Isolation, Network, Plan};
 use crate::reentry::{self, Helper};
 use crate::status::{Failure, Stage};
 
@@ -79,9 +80,12 @@ pub(crate) fn main(helpers: &[Helper], mode: reentry::Mode) -> ! {
         Isolation::Namespaces => {
             let passed =
                 |number| plan.passed.contains(&number).then(|| inherited(number)).flatten();
+            let is_managed = matches!(plan.network, Network::Managed(_));
             let inherited = outer::Inherited {
                 lifeline: passed(reentry::LIFELINE),
-                network: passed(reentry::NETWORK),
+                // The same number.
+                network: if is_managed { None } else { passed(reentry::NETWORK) },
+                handover: if is_managed { passed(reentry::HANDOVER) } else { None },
                 user: passed(reentry::USER),
                 foreground: mode == reentry::Mode::Foreground,
             };

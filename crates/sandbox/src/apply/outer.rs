@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
@@ -15,7 +15,7 @@ use super::broker::Broker;
 use super::foreground::SignalForwarder;
 use super::placeholder::HeldPlaceholders;
 use super::{Status, during, inner, sys};
-use crate::plan::Plan;
+use crate::plan::{Network, Plan};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
 
@@ -30,6 +30,8 @@ pub(super) struct Inherited {
     pub(super) network: Option<OwnedFd>,
     /// The user namespace that owns it.
     pub(super) user: Option<OwnedFd>,
+    /// The socket that a managed network is handed over on.
+    pub(super) handover: Option<OwnedFd>,
     /// Signals for the target go to this process alone, not to its group.
     pub(super) foreground: bool,
 }
@@ -50,7 +52,7 @@ pub(super) fn run(
     let _ = rustix::io::write(&ready_sender, b"!");
     // From here on only the inner process reports failures, and only it and the target hold the
     // streams.
-    close_streams();
+    close_streams(inherited.handover.as_ref());
     let forwarder = stop_pipe.and_then(|stop_pipe| SignalForwarder::new(stop_pipe, pid).ok());
     let broker =
         listener_pipe.as_ref().and_then(|listener_pipe| receive_listener(listener_pipe, pid));
@@ -91,7 +93,7 @@ fn start(
     let changeable = super::streams::changeable();
     let (ready, ready_sender) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?;
-    let listener_pipe = match plan.enforcement.is_brokered(plan.network_restricted) {
+    let listener_pipe = match plan.enforcement.is_brokered(&plan.network) {
         true => {
             Some(rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(during(Stage::Namespaces))?)
         }
@@ -103,13 +105,13 @@ fn start(
         }
         false => None,
     };
-    let network = match &inherited.network {
-        _ if !plan.network_restricted => 0,
-        None => libc::CLONE_NEWNET,
-        Some(network) => {
+    let network = match (&plan.network, &inherited.network) {
+        (Network::Host, _) => 0,
+        (Network::None, Some(network)) => {
             super::network::enter(network, inherited.user.as_ref())?;
             0
         }
+        (Network::None, None) | (Network::Managed(_), _) => libc::CLONE_NEWNET,
     };
     // SAFETY: this process has one thread.
     let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
@@ -119,7 +121,13 @@ fn start(
             drop(ready_sender);
             let listener_pipe = listener_pipe.as_ref().map(|(_, sender)| sender);
             let stop_pipe = stop_pipe.as_ref().map(|(_, sender)| sender);
-            match inner::run(plan, &ready, listener_pipe, stop_pipe, changeable, held, helpers) {
+            let pipes = inner::Pipes {
+                ready: &ready,
+                handover: inherited.handover.as_ref(),
+                listener_pipe,
+                stop_pipe,
+            };
+            match inner::run(plan, pipes, changeable, held, helpers) {
                 Ok(code) => sys::exit_now(code),
                 Err(failure) => status.fail(&failure),
             }
@@ -146,9 +154,11 @@ fn receive_listener(listener_pipe: &OwnedFd, pid: i32) -> Option<Broker> {
     sys::take_descriptor(pid, number).ok().map(Broker::new)
 }
 
-/// Closes the streams and the status pipe: only the target holds them open.
-fn close_streams() {
-    for number in [0, 1, 2, crate::reentry::STATUS] {
+/// Closes the streams and the status pipe, which only the target holds open, and the socket of the
+/// managed network.
+fn close_streams(handover: Option<&OwnedFd>) {
+    let numbers = [0, 1, 2, crate::reentry::STATUS];
+    for number in numbers.into_iter().chain(handover.map(AsRawFd::as_raw_fd)) {
         // SAFETY: the numbers are the ones this process was given; it uses none of them any more, and
         // leaves by `_exit`, so that no owner of them is ever dropped.
         unsafe { libc::close(number) };

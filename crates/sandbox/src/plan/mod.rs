@@ -9,6 +9,7 @@ mod encoding;
 mod landlock_only;
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,8 +26,8 @@ pub use encoding::DecodeError;
 pub struct Plan {
     /// The restrictions of the target.
     pub enforcement: Arc<Enforcement>,
-    /// The target has no network: because of the policy, or because it is a helper.
-    pub network_restricted: bool,
+    /// The network of the target.
+    pub network: Network,
     /// Numbers of the passed descriptors, besides the plan and the status pipe. Listed here because
     /// other numbers may happen to be open.
     pub passed: Vec<i32>,
@@ -56,10 +57,10 @@ pub struct Enforcement {
 }
 
 impl Enforcement {
-    /// Whether the outer process makes connections: there is a network, some files must not be
-    /// connected to, and there is an outer process.
-    pub(crate) fn is_brokered(&self, network_restricted: bool) -> bool {
-        !network_restricted && self.rules.is_some() && self.isolation == Isolation::Namespaces
+    /// Whether the outer process makes connections: the target has the host's network, some files must
+    /// not be connected to, and there is an outer process.
+    pub(crate) fn is_brokered(&self, network: &Network) -> bool {
+        *network == Network::Host && self.rules.is_some() && self.isolation == Isolation::Namespaces
     }
 
     /// Whether the policy opens devices of the host: all of them, or some by an entry that allows writing.
@@ -72,6 +73,28 @@ impl Enforcement {
         };
         self.rules.as_ref().is_none_or(|rules| rules.iter().any(opens))
     }
+}
+
+/// The network of a target.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Network {
+    /// The host's.
+    Host,
+    /// None: because of the policy, or because the target is a helper.
+    None,
+    /// A namespace of its own that leads to the server alone.
+    Managed(ManagedNamespace),
+}
+
+/// A network namespace whose sockets the server serves.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ManagedNamespace {
+    /// Ports of 127.0.0.1 that the server listens on.
+    pub ports: Vec<u16>,
+    /// Route all other addresses to the server, through a TUN interface.
+    pub transparent: bool,
+    /// Loopback addresses whose port 53 the server serves.
+    pub nameservers: Vec<IpAddr>,
 }
 
 /// The mechanisms in use.

@@ -5,7 +5,7 @@
 
 use libc::c_long;
 
-use super::{Filter, controls, numbers};
+use super::{Filter, Sockets, controls, numbers};
 
 /// A rule refuses a call if all of its conditions hold.
 pub(super) type Rule = &'static [Condition];
@@ -157,6 +157,33 @@ const NETWORK_RESTRICTED: Rules = &[
     ),
 ];
 
+/// With a managed network: TCP and UDP, which end at the server, and connected pairs. A Unix socket of
+/// any other kind could reach a socket file of the host. Programs that try another transport than TCP
+/// (MPTCP, SCTP) fall back. The low four bits of the second argument are the type.
+const NETWORK_MANAGED: Rules = &[
+    (&[libc::SYS_socket], &[none_of(0, ALL, &[libc::AF_INET as u32, libc::AF_INET6 as u32])]),
+    (&[libc::SYS_socket], &[none_of(1, 0xf, &[libc::SOCK_STREAM as u32, libc::SOCK_DGRAM as u32])]),
+    (
+        &[libc::SYS_socket],
+        &[
+            none_of(2, ALL, &[0, libc::IPPROTO_TCP as u32]),
+            one_of(1, 0xf, &[libc::SOCK_STREAM as u32]),
+        ],
+    ),
+    (
+        &[libc::SYS_socket],
+        &[
+            none_of(2, ALL, &[0, libc::IPPROTO_UDP as u32]),
+            one_of(1, 0xf, &[libc::SOCK_DGRAM as u32]),
+        ],
+    ),
+    (&[libc::SYS_socketpair], &[none_of(0, ALL, &[libc::AF_UNIX as u32])]),
+    (
+        &[libc::SYS_socketpair],
+        &[none_of(1, 0xf, &[libc::SOCK_STREAM as u32, libc::SOCK_SEQPACKET as u32])],
+    ),
+];
+
 /// Without namespaces: a process may control itself, for which it passes 0.
 const OTHER_PROCESSES: Rules = &[
     (
@@ -184,7 +211,11 @@ const NO_FILE_SYSTEM_CONTROLS: Rules = &[(&[libc::SYS_ioctl], controls::NOT_OF_F
 
 /// The rules of a filter, in the order they are tried.
 pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
-    let network = if filter.network_restricted { NETWORK_RESTRICTED } else { NETWORK_ENABLED };
+    let network = match filter.sockets {
+        Sockets::Network => NETWORK_ENABLED,
+        Sockets::Pairs => NETWORK_RESTRICTED,
+        Sockets::Managed => NETWORK_MANAGED,
+    };
     let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };
     let controls = if filter.host_devices { NO_FILE_SYSTEM_CONTROLS } else { LISTED_CONTROLS };
     let brokered: Rules = if filter.brokered { BROKERED } else { &[] };

@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 
 use compile::Verdict;
 
-use crate::plan::{Enforcement, Isolation};
+use crate::plan::{Enforcement, Isolation, Network};
 
 /// An instruction: the eight bytes that the kernel reads.
 type Instruction = u64;
@@ -27,8 +27,8 @@ type Instruction = u64;
 /// Selects the program for a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Filter {
-    /// No socket can connect, bind or send by name.
-    pub network_restricted: bool,
+    /// Which sockets there are.
+    pub sockets: Sockets,
     /// There are no namespaces: the host's processes and IPC objects are reachable and must be
     /// protected.
     pub shared_host: bool,
@@ -40,25 +40,41 @@ pub(crate) struct Filter {
     pub host_devices: bool,
 }
 
+/// The sockets that a target can make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sockets {
+    /// Those of the host's network.
+    Network,
+    /// Connected pairs only: no socket can connect, bind or send by name.
+    Pairs,
+    /// TCP and UDP in a namespace of its own, and connected pairs.
+    Managed,
+}
+
 impl Filter {
-    pub(crate) fn of(enforcement: &Enforcement, network_restricted: bool) -> Self {
+    pub(crate) fn of(enforcement: &Enforcement, network: &Network) -> Self {
+        let sockets = match network {
+            Network::Host => Sockets::Network,
+            Network::None => Sockets::Pairs,
+            Network::Managed(_) => Sockets::Managed,
+        };
         let shared_host = enforcement.isolation == Isolation::LandlockOnly;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
-        let brokered = enforcement.is_brokered(network_restricted);
+        let brokered = enforcement.is_brokered(network);
         let host_devices = enforcement.has_host_devices();
-        Self { network_restricted, shared_host, frozen_metadata, brokered, host_devices }
+        Self { sockets, shared_host, frozen_metadata, brokered, host_devices }
     }
 }
 
 /// The program for a filter, compiled on first use.
 pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     type Compiled = OnceLock<Result<Arc<[Instruction]>, FilterError>>;
-    static PROGRAMS: [Compiled; 32] = [const { OnceLock::new() }; 32];
-    let index = usize::from(filter.network_restricted)
-        | usize::from(filter.shared_host) << 1
-        | usize::from(filter.frozen_metadata) << 2
-        | usize::from(filter.brokered) << 3
-        | usize::from(filter.host_devices) << 4;
+    static PROGRAMS: [Compiled; 48] = [const { OnceLock::new() }; 48];
+    let index = usize::from(filter.shared_host)
+        | usize::from(filter.frozen_metadata) << 1
+        | usize::from(filter.brokered) << 2
+        | usize::from(filter.host_devices) << 3
+        | (filter.sockets as usize) << 4;
     PROGRAMS[index].get_or_init(|| compile(filter)).clone()
 }
 
@@ -92,7 +108,7 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
         |refused: bool, calls: &'static [libc::c_long]| (if refused { &[] } else { calls }).iter();
     let allowed = always
         .chain(table::CONTROL_SELF)
-        .chain(unless(filter.network_restricted, table::BY_NAME))
+        .chain(unless(filter.sockets == Sockets::Pairs, table::BY_NAME))
         .chain(unless(filter.frozen_metadata, table::METADATA))
         .chain(unless(filter.shared_host, table::IPC))
         .chain(unless(filter.shared_host, table::CONTROL_OTHERS));
@@ -106,7 +122,7 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
             None => {}
         }
     }
-    if filter.brokered && !filter.network_restricted {
+    if filter.brokered {
         verdicts.insert(libc::SYS_connect as u32, Verdict::Broker);
     }
     verdicts.extend(table::ABSENT.iter().map(|number| (*number as u32, Verdict::Absent)));

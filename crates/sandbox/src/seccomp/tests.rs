@@ -27,15 +27,18 @@ fn names() -> BTreeMap<u32, &'static str> {
 }
 
 fn filters() -> impl Iterator<Item = Filter> {
-    let all = (0..32).map(|bits| Filter {
-        network_restricted: bits & 1 != 0,
-        shared_host: bits & 2 != 0,
-        frozen_metadata: bits & 4 != 0,
-        brokered: bits & 8 != 0,
-        host_devices: bits & 16 != 0,
+    let sockets = [Sockets::Network, Sockets::Pairs, Sockets::Managed];
+    let all = sockets.into_iter().flat_map(|sockets| {
+        (0..16).map(move |bits| Filter {
+            sockets,
+            shared_host: bits & 1 != 0,
+            frozen_metadata: bits & 2 != 0,
+            brokered: bits & 4 != 0,
+            host_devices: bits & 8 != 0,
+        })
     });
-    // Without a network there is nothing to broker.
-    all.filter(|filter| !(filter.brokered && filter.network_restricted))
+    // Only connections to the host's network are brokered.
+    all.filter(|filter| !filter.brokered || filter.sockets == Sockets::Network)
 }
 
 /// Runs a program as the kernel would.
@@ -89,11 +92,13 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
         "uselib" | "sysfs" | "_sysctl" | "lookup_dcookie" | "nfsservctl" | "getpmsg"
         | "putpmsg" | "afs_syscall" | "tuxcall" | "security" | "vserver" | "epoll_ctl_old"
         | "epoll_wait_old" => true,
-        "connect" if filter.brokered && !filter.network_restricted => {
-            return libc::SECCOMP_RET_USER_NOTIF;
+        "connect" if filter.brokered => return libc::SECCOMP_RET_USER_NOTIF,
+        "connect" | "bind" | "listen" | "accept" | "accept4" => filter.sockets == Sockets::Pairs,
+        "socket" if filter.sockets == Sockets::Managed => {
+            let transport = (int(1) & 15, int(2));
+            ![2, 10].contains(&int(0)) || ![(1, 0), (1, 6), (2, 0), (2, 17)].contains(&transport)
         }
-        "connect" | "bind" | "listen" | "accept" | "accept4" => filter.network_restricted,
-        "socket" | "socketpair" if filter.network_restricted => {
+        "socket" | "socketpair" if filter.sockets != Sockets::Network => {
             int(0) != 1 || ![1, 5].contains(&(int(1) & 15))
         }
         "socket" | "socketpair" => {
@@ -197,6 +202,8 @@ const TELLING: &[u32] = &[
     16,
     17,
     40,
+    132,
+    262,
     0o100,
     0o644,
     0o755,

@@ -476,6 +476,66 @@ fn enabled_network_allows_four_socket_families() {
     }
 }
 
+/// With a managed network: TCP and UDP, connected pairs of streams, and nothing else.
+#[test]
+fn managed_network_allows_tcp_and_udp_only() {
+    let network = Managed { ports: "3128,", transparent: false };
+    // Stream, datagram, raw, packets; with ICMP, TCP, UDP, DCCP, SCTP, UDP-Lite and MPTCP.
+    let families = [0, 1, 2, 3, 10, 16, 17, 29, 31, 38, 40, 44];
+    let transports =
+        [(1, 0), (1, 6), (1, 132), (1, 262), (2, 0), (2, 1), (2, 17), (2, 58), (2, 136)]
+            .into_iter()
+            .chain([(3, 0), (3, 1), (3, 255), (5, 0), (6, 33), (10, 0)]);
+    let all: Vec<(u64, (u64, u64))> = families
+        .iter()
+        .flat_map(|family| transports.clone().map(move |transport| (*family, transport)))
+        .collect();
+    for user in users() {
+        let world = World::new(user);
+        for policy in [workspace(), PermissionProfile::Disabled] {
+            for garbage in [0, GARBAGE] {
+                for (call, name) in [(libc::SYS_socket, "socket"), (libc::SYS_socketpair, "pair")] {
+                    let words: Vec<String> = all
+                        .iter()
+                        .map(|(family, (kind, protocol))| {
+                            format!(
+                                "{},{},{}",
+                                family | garbage,
+                                kind | garbage,
+                                protocol | garbage
+                            )
+                        })
+                        .collect();
+                    let mut attempt = vec!["sockets".to_owned(), call.to_string()];
+                    attempt.extend(words);
+                    let attempt: Vec<&str> = attempt.iter().map(String::as_str).collect();
+                    let done = world.attempt_managed(policy.clone(), &network, &attempt);
+                    let results: Vec<i32> =
+                        done.ok().out.split_whitespace().map(|n| n.parse().unwrap()).collect();
+                    assert_eq!(results.len(), all.len());
+                    for ((family, (kind, protocol)), result) in all.iter().zip(results) {
+                        let is_inet = matches!(family, 2 | 10)
+                            && matches!((kind, protocol), (1, 0 | 6) | (2, 0 | 17));
+                        let allowed = match name {
+                            "socket" => is_inet,
+                            // The kernel knows no protocol of a Unix socket but 0 and 1.
+                            _ => *family == 1 && matches!(kind, 1 | 5),
+                        };
+                        let what = format!("{user:?} {policy:?} {name} {family} {kind} {protocol}");
+                        match allowed {
+                            true if name == "socket" || *protocol == 0 => {
+                                assert_eq!(result, 0, "{what}");
+                            }
+                            true => assert_ne!(result, libc::EPERM, "{what}"),
+                            false => assert_eq!(result, libc::EPERM, "{what}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_beyond_landlock_are_refused_without_namespaces() {
     for user in users() {

@@ -15,6 +15,7 @@ mod denial;
 mod entries;
 mod landlock_only;
 mod lifecycle;
+mod managed;
 mod metadata;
 mod missing_directories;
 mod plan_cache;

@@ -88,6 +88,34 @@ impl World {
         finish(&mut self.server(&self.context(permissions), &self.work, argv))
     }
 
+    /// Runs something with a managed network, of which the miniature server serves these ports.
+    pub(crate) fn run_managed<I>(
+        &self,
+        permissions: PermissionProfile,
+        network: &Managed<'_>,
+        argv: I,
+    ) -> Done
+    where
+        I: IntoIterator,
+        I::Item: AsRef<OsStr>,
+    {
+        let mut server = self.server(&self.context(permissions), &self.work, argv);
+        finish(network.dress(&mut server))
+    }
+
+    /// Runs an attempt of the test program with a managed network.
+    pub(crate) fn attempt_managed(
+        &self,
+        permissions: PermissionProfile,
+        network: &Managed<'_>,
+        words: &[&str],
+    ) -> Done {
+        let program = program();
+        let mut argv: Vec<&OsStr> = vec![program.as_os_str(), "attempt".as_ref()];
+        argv.extend(words.iter().map(OsStr::new));
+        self.run_managed(permissions, network, argv)
+    }
+
     pub(crate) fn shell(&self, permissions: PermissionProfile, script: &str) -> Done {
         self.run(permissions, ["sh", "-c", script])
     }
@@ -134,6 +162,24 @@ fn give(path: &Path) {
 /// Makes sure `chown` exists for the odd test that needs it.
 pub(crate) fn give_to_root(path: &Path) {
     chown(path, Some(0), Some(0)).unwrap();
+}
+
+/// A managed network.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Managed<'a> {
+    /// Ports, with a comma after each.
+    pub ports: &'a str,
+    pub transparent: bool,
+}
+
+impl Managed<'_> {
+    pub(crate) fn dress<'c>(&self, server: &'c mut Command) -> &'c mut Command {
+        server.env("TEST_MANAGED", self.ports);
+        if self.transparent {
+            server.env("TEST_TRANSPARENT", "1");
+        }
+        server
+    }
 }
 
 /// How it ended.

@@ -71,6 +71,26 @@ fn raw(words: &[String]) -> io::Result<()> {
     ok(result)
 }
 
+/// Makes `socket` or `socketpair` with each of these triples of arguments; prints the error numbers.
+fn sockets(words: &[String]) -> io::Result<()> {
+    let number: libc::c_long = words[0].parse().expect("a number");
+    for triple in &words[1..] {
+        let mut parts = triple.split(',').map(|part| part.parse::<u64>().expect("a number"));
+        let mut next = || parts.next().expect("three numbers");
+        let (family, kind, protocol) = (next(), next(), next());
+        let mut pair = [-1i32; 2];
+        // SAFETY: `socketpair` stores two descriptors there; `socket` ignores a fourth argument.
+        let result = unsafe { libc::syscall(number, family, kind, protocol, pair.as_mut_ptr()) };
+        let errno = ok(result).err().and_then(|error| error.raw_os_error()).unwrap_or(0);
+        writeln!(io::stdout(), "{errno}")?;
+        for fd in [result as i32, pair[0], pair[1]].into_iter().filter(|fd| *fd > 2) {
+            // SAFETY: descriptors that were made just now.
+            unsafe { libc::close(fd) };
+        }
+    }
+    Ok(())
+}
+
 fn socket(family: i32, kind: i32) -> io::Result<()> {
     // SAFETY: no pointers.
     ok32(unsafe { libc::socket(family, kind, 0) })
@@ -159,6 +179,7 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 socket(args[0].parse().expect("a number"), args[1].parse().expect("a number"))
             }
             "raw" => raw(args),
+            "sockets" => sockets(args),
             "socketpair" => {
                 let mut fds = [0; 2];
                 let kind = args[0].parse().expect("a number");
@@ -178,6 +199,9 @@ fn try_it(name: &str, args: &[String]) -> io::Result<()> {
                 args[1].parse().expect("a number"),
                 args.len() > 2,
             ),
+            "ask-tcp" => ask_tcp(&args[0], &args[1]),
+            "ask-udp" => ask_udp(&args[0], &args[1]),
+            "serve-itself" => serve_itself(),
             "swap-connect" => swap_connect(
                 args[0].parse().expect("a port"),
                 &args[1],
@@ -356,6 +380,57 @@ fn echo_inet(port: u16, threads: usize, nonblocking: bool) -> io::Result<()> {
     };
     let running: Vec<_> = (0..threads).map(|_| std::thread::spawn(speak)).collect();
     running.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+}
+
+/// Connects and sends a word; success if the answer is this.
+fn ask_tcp(address: &str, answer: &str) -> io::Result<()> {
+    use std::io::Read;
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.write_all(b"word")?;
+    let mut bytes = vec![0; answer.len()];
+    stream.read_exact(&mut bytes)?;
+    same(&bytes, answer)
+}
+
+/// Sends a datagram; success if the answer is this, and comes from there.
+fn ask_udp(address: &str, answer: &str) -> io::Result<()> {
+    let own = if address.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = std::net::UdpSocket::bind(own)?;
+    socket.connect(address)?;
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(30)))?;
+    socket.send(b"word")?;
+    let mut bytes = [0; 64];
+    let read = socket.recv(&mut bytes)?;
+    same(&bytes[..read], answer)
+}
+
+fn same(bytes: &[u8], answer: &str) -> io::Result<()> {
+    let text = String::from_utf8_lossy(bytes);
+    if text == answer { Ok(()) } else { Err(io::Error::other(format!("{text:?}"))) }
+}
+
+/// Everything that a program may do on its own loopback.
+fn serve_itself() -> io::Result<()> {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    for (bound, reached) in [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.1"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+    ] {
+        let reached: std::net::IpAddr = reached.parse().expect("an address");
+        let listener = TcpListener::bind(bound)?;
+        let mut client = TcpStream::connect((reached, listener.local_addr()?.port()))?;
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(b"word")?;
+        let mut word = [0; 4];
+        client.read_exact(&mut word)?;
+        let (one, other) = (UdpSocket::bind(bound)?, UdpSocket::bind(bound)?);
+        one.send_to(b"word", (reached, other.local_addr()?.port()))?;
+        other.recv(&mut word)?;
+    }
+    Ok(())
 }
 
 /// Swaps the descriptor and the address while `connect` is being decided on.

@@ -1,10 +1,12 @@
 //! Everything the tests run: the re-entered executable, a server in miniature, and the attempts.
 //!
 //! - re-entered: the sandbox
-//! - `run CONTEXT CWD -- ARGV`: prepares, spawns and waits as a server would, as the user who runs it
+//! - `run CONTEXT CWD -- ARGV`: prepares, spawns and waits as a server would, as the user who runs it; with
+//!   `TEST_MANAGED` also serves these ports of a managed network
 //! - `attempt NAME [ARGUMENT…]`: tries something forbidden; exits 0 if it succeeded
 
 mod attempts;
+mod serve;
 mod spawn;
 
 use std::ffi::OsString;
@@ -14,7 +16,9 @@ use std::process::{Stdio, exit};
 
 use codex_exec_server_protocol::SandboxContext;
 use codex_linux_sandbox::reentry::{self, Helper};
-use codex_linux_sandbox::{Assurance, Capabilities, Command, Config, Prepared, Request, Sandbox};
+use codex_linux_sandbox::{
+    Assurance, Capabilities, Command, Config, ManagedNetwork, Prepared, Request, Sandbox,
+};
 
 /// What `run` exits with if the sandbox was refused.
 const REFUSED: i32 = 201;
@@ -81,7 +85,12 @@ fn run(args: &[OsString]) {
     } else {
         Command::Program { argv, arg0: None, env: &env, cwd: &cwd }
     };
-    let launch = match sandbox.prepare(&context, &Request { command }) {
+    let network = std::env::var("TEST_MANAGED").ok().map(|ports| ManagedNetwork {
+        loopback_ports: ports.split_terminator(',').map(|n| n.parse().expect("a port")).collect(),
+        transparent: std::env::var_os("TEST_TRANSPARENT").is_some(),
+    });
+    let request = Request { command, network: network.as_ref() };
+    let mut launch = match sandbox.prepare(&context, &request) {
         Ok(Prepared::Enforced(launch)) => launch,
         Ok(Prepared::Unrestricted) => {
             eprintln!("unrestricted");
@@ -94,11 +103,15 @@ fn run(args: &[OsString]) {
     };
     let mut command = spawn::command(&launch);
     command.stdin(Stdio::inherit());
+    let network = launch.network.take();
     let (mut child, failure, cleanup) = spawn::spawn(command, launch).expect("a child");
     if let Some(failure) = failure {
         eprintln!("failed: {failure}");
         let _ = child.wait();
         exit(FAILED);
+    }
+    if let Some(network) = network {
+        serve::serve(network.receive().expect("the network"));
     }
     if std::env::var_os("TEST_ANNOUNCE").is_some() {
         eprintln!("pid {}", child.id());
