@@ -1,29 +1,39 @@
 //! The managed network of processes: starts the proxies of one, points its environment at them, and lets
 //! them ask and report to the client that controls it.
 //!
-//! Invariant: a process starts only once its proxies are up. They end with it: whoever starts the
-//! process holds the [`Proxy`] exactly as long as it runs.
+//! Invariant: a process starts only once its proxies are up, and they end with it. If its network is
+//! enforced, its sandbox has a network of its own, in which the ports of its proxies are served and nothing
+//! else is; a request that leaves nothing to serve there is refused.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::Path;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use codex_exec_host::environment::{EnvironmentPlaces, HomeError};
 use codex_exec_host::pool;
 use codex_exec_host::process::Environment;
+use codex_exec_host::sandbox::{ManagedNetwork, NetworkDescriptors};
 use codex_exec_network::{
-    AuthorityError, Bindings, CaFiles, CertificateAuthority, Decider, Masker, Mitm, NoReply,
-    Observer, Proxy, Question, Record, Reply, Roots, UpstreamProxies, ca_variables,
-    proxy_variables,
+    AuthorityError, Bindings, CaFiles, CertificateAuthority, Decider, Masker, Mitm,
+    NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT, NoReply, Observer, Proxy, ProxyHandle, Question,
+    Record, Reply, Roots, UpstreamProxies, ca_variables, loopback_proxy_ports, proxy_variables,
 };
 use codex_exec_server_protocol::network::{CredentialProvider, NetworkProxyLaunch, PolicyRequest};
-use codex_exec_server_protocol::process::ProcessId;
-use codex_exec_server_protocol::{ErrorKind, RpcError, encode, notification};
+use codex_exec_server_protocol::process::{ExecParams, ProcessId};
+use codex_exec_server_protocol::{
+    AccessMode, ErrorKind, FileSystemEntry, FileSystemPath, FileSystemPolicy, PathUri,
+    PermissionProfile, RpcError, SandboxContext, encode, notification,
+};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OnceCell, Semaphore};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::client_calls::ClientCalls;
 use crate::config::ServerConfig;
@@ -34,6 +44,9 @@ use crate::session::Session;
 
 /// Maximum records of a process that wait for room on the connection; more are dropped.
 const MAX_BACKLOG: usize = 256;
+
+/// Maximum connections through one bridged port; more wait in its backlog.
+const MAX_BRIDGED: usize = 512;
 
 /// Shells whose `-c` is masked. Another program may read its secrets where they are not replaced.
 const SHELLS: &[&str] = &["sh", "bash", "dash", "ksh", "mksh", "zsh", "fish"];
@@ -78,16 +91,41 @@ impl ManagedNetworks {
         Self { upstream, places: config.environment.clone(), opening: OnceCell::new() }
     }
 
-    /// Starts the proxies of a process and sets the variables that lead to them.
+    /// Makes the network of a process: starts its proxies and sets the variables that lead to them, or
+    /// finds the proxies of the client that it may use.
     pub(crate) async fn start(
+        &self,
+        params: &ExecParams,
+        environment: &mut Environment,
+        controller: Controller,
+    ) -> Result<ProcessNetwork, RpcError> {
+        // Without a sandbox there is nothing to enforce.
+        let enforced = params.enforce_managed_network && params.sandbox.is_some();
+        match &params.network_proxy {
+            Some(launch) => {
+                self.start_proxy(launch, &params.argv, environment, controller, enforced).await
+            }
+            None if enforced => bridges(environment),
+            None => Ok(ProcessNetwork::default()),
+        }
+    }
+
+    async fn start_proxy(
         &self,
         launch: &NetworkProxyLaunch,
         argv: &[String],
         environment: &mut Environment,
         controller: Controller,
-    ) -> Result<Proxy, RpcError> {
+        enforced: bool,
+    ) -> Result<ProcessNetwork, RpcError> {
         let mut config = proxy_config(launch, &self.upstream)?;
-        let mut variables = Vec::new();
+        let socks5 = config.socks5;
+        if enforced {
+            config.listen = false;
+            // The other end of an association would be outside of the sandbox.
+            config.socks5_udp = false;
+        }
+        let (mut variables, mut bundle) = (Vec::new(), None);
         if launch.proxy.credential_masking {
             let opening = self.opening.get_or_try_init(|| Opening::new(self.places.clone()));
             let opening = opening.await.map_err(|error| cannot_start(&error))?;
@@ -97,6 +135,7 @@ impl ManagedNetworks {
             };
             config.mitm = Some(Mitm { bindings, ..opening.mitm.clone() });
             variables = ca_variables(&opening.files.bundle().to_string_lossy());
+            bundle = Some(opening.files.bundle().to_owned());
         }
         tracing::debug!(
             process = %controller.process_id,
@@ -109,10 +148,139 @@ impl ManagedNetworks {
         let proxy = Proxy::start(config, Some(controller.clone()), controller).await;
         let proxy = proxy.map_err(|error| cannot_start(&error))?;
         let local = launch.proxy.allow_local_binding;
-        variables.extend(proxy_variables(proxy.http_port(), proxy.socks_port(), local));
+        let (http_port, socks_port) = match enforced {
+            true => (NAMESPACE_HTTP_PORT, socks5.then_some(NAMESPACE_SOCKS_PORT)),
+            false => (proxy.http_port(), proxy.socks_port()),
+        };
+        variables.extend(proxy_variables(http_port, socks_port, local));
         let variables = variables.into_iter();
         environment.extend(variables.map(|(name, value)| (name.into(), value.into())));
-        Ok(proxy)
+        let ports = [http_port].into_iter().chain(socks_port).collect();
+        let inside = enforced.then(|| Inside { ports, way: Way::Proxy(proxy.handle()) });
+        Ok(ProcessNetwork { held: Held { _proxy: Some(proxy), _bridges: None }, inside, bundle })
+    }
+}
+
+/// Leads the process to the client's own proxies.
+fn bridges(environment: &Environment) -> Result<ProcessNetwork, RpcError> {
+    let variable = |name: &str| environment.get(OsStr::new(name))?.to_str().map(str::to_owned);
+    let ports = loopback_proxy_ports(variable);
+    if ports.is_empty() {
+        let message = "enforceManagedNetwork needs networkProxy, or proxy variables in the \
+                       environment that name a proxy on 127.0.0.1";
+        return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
+    }
+    let ending = CancellationToken::new();
+    let inside = Inside { ports, way: Way::Bridges(ending.clone()) };
+    let held = Held { _proxy: None, _bridges: Some(ending.drop_guard()) };
+    Ok(ProcessNetwork { held, inside: Some(inside), bundle: None })
+}
+
+/// The network of a process that is about to start.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessNetwork {
+    /// What ends with the process.
+    pub held: Held,
+    /// What is served inside its sandbox, if its network is enforced.
+    pub inside: Option<Inside>,
+    /// The certificates that it has to trust.
+    bundle: Option<PathBuf>,
+}
+
+/// What a process needs until it exits.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    _proxy: Option<Proxy>,
+    _bridges: Option<DropGuard>,
+}
+
+/// The ports that are served in the network of a sandbox.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    ports: Vec<u16>,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// The first port leads to the HTTP proxy, the second one to the SOCKS5 proxy.
+    Proxy(ProxyHandle),
+    /// Each port leads to the same port outside, until this is cancelled.
+    Bridges(CancellationToken),
+}
+
+impl ProcessNetwork {
+    /// The network that the sandbox has to have; `None`: that of its policy.
+    pub(crate) fn namespace(&self) -> Option<ManagedNetwork> {
+        let loopback_ports = self.inside.as_ref()?.ports.clone();
+        Some(ManagedNetwork { loopback_ports, transparent: false })
+    }
+
+    /// Lets a policy read the certificates.
+    pub(crate) fn make_readable(&self, context: &mut SandboxContext) {
+        if let PermissionProfile::Managed {
+            file_system: FileSystemPolicy::Restricted(policy), ..
+        } = &mut context.permissions
+            && let Some(path) = self.bundle.as_deref().and_then(|path| PathUri::try_from(path).ok())
+        {
+            let path = FileSystemPath::Path { path };
+            policy.entries.push(FileSystemEntry::new(path, AccessMode::Read));
+        }
+    }
+}
+
+impl Inside {
+    /// Serves the sockets that the sandbox has handed over.
+    pub(crate) fn serve(self, network: NetworkDescriptors) {
+        let Self { ports, way } = self;
+        for (index, (port, listener)) in ports.into_iter().zip(network.listeners).enumerate() {
+            let listener = match TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                // Dropping it refuses connections.
+                Err(error) => {
+                    tracing::error!(%error, port, "cannot serve a port of a sandbox");
+                    continue;
+                }
+            };
+            match &way {
+                Way::Proxy(handle) if index == 0 => handle.listen_http(listener),
+                Way::Proxy(handle) => handle.listen_socks5(listener),
+                Way::Bridges(ending) => {
+                    let ending = ending.clone();
+                    tokio::spawn(async move {
+                        ending.run_until_cancelled(bridge(listener, port, ending.clone())).await;
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Joins every connection to the same port outside.
+async fn bridge(listener: TcpListener, port: u16, ending: CancellationToken) {
+    let places = Arc::new(Semaphore::new(MAX_BRIDGED));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let mut inner = match listener.accept().await {
+            Ok((inner, _)) => inner,
+            Err(error) => {
+                // Out of descriptors: another connection has to end first.
+                tracing::warn!(%error, "cannot accept a connection; retrying in 100 ms");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let ending = ending.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let joined = async {
+                let mut outer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+                inner.set_nodelay(true)?;
+                outer.set_nodelay(true)?;
+                copy_bidirectional(&mut inner, &mut outer).await
+            };
+            ending.run_until_cancelled(joined).await;
+        });
     }
 }
 

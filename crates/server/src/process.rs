@@ -15,9 +15,10 @@ use codex_exec_server_protocol::process::{
     TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
+use parking_lot::Mutex;
 
 use crate::connection::{Attached, Request};
-use crate::managed_network::Controller;
+use crate::managed_network::{Controller, Inside};
 use crate::response_memory::{ResponseMemory, is_small};
 use crate::server::Server;
 use crate::session::{InsertError, Session};
@@ -70,8 +71,10 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let program = params.argv.first().cloned().unwrap_or_default();
     let session = attached.session.clone();
     let mut started = None;
+    let inside: Arc<Mutex<Option<Inside>>> = Arc::default();
     let inserted = session.insert(&id, || {
-        let launch = |params, retry| launch(server.clone(), session.clone(), params, retry);
+        let launch =
+            |params, retry| launch(server.clone(), session.clone(), params, retry, inside.clone());
         let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
         let (handle, reply) = server.host().start(launch(params, false), retry);
         started = Some(reply);
@@ -93,7 +96,10 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance, .. })) => {
+            Ok(Ok(Started { assurance, network })) => {
+                if let (Some(network), Some(inside)) = (network, inside.lock().take()) {
+                    inside.serve(network);
+                }
                 let kind = match assurance {
                     Some(_) => SandboxType::LinuxSeccomp,
                     None => SandboxType::None,
@@ -125,18 +131,14 @@ async fn launch(
     session: Arc<Session>,
     mut params: ExecParams,
     retry: bool,
+    inside: Arc<Mutex<Option<Inside>>>,
 ) -> Result<Launch, StartFailure> {
     let (confiner, group) = (server.confiner(), session.group());
     if retry {
         confiner.forget_plans();
     }
-    let unsupported = [
-        // Without a sandbox there is nothing to enforce.
-        (params.enforce_managed_network && params.sandbox.is_some(), "a managed network"),
-        (params.shell_snapshot.is_some(), "a shell snapshot"),
-    ];
-    if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
-        let message = format!("this server does not support {what}");
+    if params.shell_snapshot.is_some() {
+        let message = "this server does not support a shell snapshot";
         let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
         return Err(StartFailure::Refused(error));
     }
@@ -144,22 +146,24 @@ async fn launch(
         return Err(LaunchError::EmptyArgv.into());
     }
     let mut environment = environment(&params)?;
-    let mut proxy = None;
-    if let Some(launch) = &params.network_proxy {
-        let controller = Controller::new(&session, params.process_id.clone());
-        let networks = server.managed_networks();
-        let started = networks.start(launch, &params.argv, &mut environment, controller).await;
-        proxy = Some(started.map_err(StartFailure::Refused)?);
-    }
+    let controller = Controller::new(&session, params.process_id.clone());
+    let networks = server.managed_networks();
+    let network = networks.start(&params, &mut environment, controller).await;
+    let network = network.map_err(StartFailure::Refused)?;
     let sandbox = match params.sandbox.take() {
-        Some(context) => confiner.confine(context, &params, &environment).await,
+        Some(mut context) => {
+            network.make_readable(&mut context);
+            let namespace = network.namespace();
+            confiner.confine(context, &params, &environment, namespace).await
+        }
         None => Ok(None),
     };
     let mut launch = match sandbox.map_err(StartFailure::Refused)? {
         Some(sandbox) => Launch::confined(params, sandbox, group)?,
         None => Launch::new(params, &environment, group)?,
     };
-    launch.while_running = proxy.map(WhileRunning::new);
+    *inside.lock() = network.inside;
+    launch.while_running = Some(WhileRunning::new(network.held));
     Ok(launch)
 }
 
