@@ -96,6 +96,11 @@ pub struct Limits {
     pub udp_judged: usize,
     /// Targets of one association whose answers are passed on (default 256); the oldest is forgotten.
     pub udp_targets: usize,
+    /// Buffer of one direction of a transparent connection, in bytes (default 256 KiB, at least 8 KiB).
+    pub transparent_buffer: usize,
+    /// Names whose synthetic addresses are known at a time (default 4,096); the one used longest ago
+    /// without a connection is forgotten.
+    pub transparent_names: usize,
 }
 
 impl Default for Limits {
@@ -110,6 +115,8 @@ impl Default for Limits {
             http_buffer: 64 * 1024,
             udp_judged: 64,
             udp_targets: 256,
+            transparent_buffer: 256 * 1024,
+            transparent_names: 4096,
         }
     }
 }

@@ -112,6 +112,8 @@ pub enum Reason {
     MitmRequired,
     /// A Unix socket was asked for.
     UnixSocketUnsupported,
+    /// A connection to one host names another in its first bytes.
+    HostMismatch,
     /// The controller's own words.
     Other(String),
 }
@@ -139,6 +141,7 @@ impl Reason {
             Self::MethodNotAllowed => "method_not_allowed",
             Self::MitmRequired => "mitm_required",
             Self::UnixSocketUnsupported => "unix_socket_unsupported",
+            Self::HostMismatch => "host_mismatch",
             Self::Other(words) => words,
         }
     }
@@ -150,7 +153,9 @@ impl Reason {
             Self::Denied => "blocked-by-denylist",
             Self::MethodNotAllowed => "blocked-by-method-policy",
             Self::MitmRequired => "blocked-by-mitm-required",
-            Self::UnixSocketUnsupported | Self::Other(_) => "blocked-by-policy",
+            Self::UnixSocketUnsupported | Self::HostMismatch | Self::Other(_) => {
+                "blocked-by-policy"
+            }
         }
     }
 
@@ -162,7 +167,9 @@ impl Reason {
             Self::Denied => "Domain denied by the sandbox policy.",
             Self::MethodNotAllowed => "Method not allowed in limited mode.",
             Self::MitmRequired => "MITM required for limited HTTPS.",
-            Self::UnixSocketUnsupported | Self::Other(_) => "Request blocked by network policy.",
+            Self::UnixSocketUnsupported | Self::HostMismatch | Self::Other(_) => {
+                "Request blocked by network policy."
+            }
         }
     }
 }
@@ -237,6 +244,18 @@ impl Finding {
     /// What the audit is told of a refusal by the mode.
     pub(crate) fn by_mode(refusal: &Refusal) -> Self {
         Self::refused(Scope::NonDomain, refusal)
+    }
+
+    /// A connection whose first bytes name another host than it was judged for.
+    pub(crate) fn host_mismatch() -> Self {
+        let refusal = Refusal::new(Reason::HostMismatch, Source::ProxyState);
+        Self::refused(Scope::NonDomain, &refusal)
+    }
+
+    /// A connection to a synthetic address that has no name.
+    pub(crate) fn nameless() -> Self {
+        let refusal = Refusal::new(Reason::NotAllowedLocal, Source::ProxyState);
+        Self::refused(Scope::Domain, &refusal)
     }
 
     /// A request for a Unix socket, which no system but macOS would serve.

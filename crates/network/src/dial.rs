@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::connector::Connector;
 use crate::decide::Destination;
 use crate::host::{Host, HostKind};
+use crate::policy::Policy;
 use crate::rules::is_local;
 use crate::upstream::{UpstreamProxies, UpstreamProxy};
 
@@ -26,7 +27,7 @@ const MAX_ANSWER_BYTES: usize = 8 * 1024;
 pub(crate) struct Dialer {
     connector: Arc<dyn Connector>,
     upstream: Option<UpstreamProxies>,
-    allow_local: bool,
+    policy: Arc<Policy>,
     connect_timeout: Duration,
 }
 
@@ -38,11 +39,11 @@ pub(crate) struct HttpRoute {
 }
 
 impl Dialer {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, policy: Arc<Policy>) -> Self {
         Self {
             connector: config.connector.clone(),
             upstream: config.upstream.clone(),
-            allow_local: config.rules.allow_local_binding,
+            policy,
             connect_timeout: config.limits.connect_timeout,
         }
     }
@@ -150,7 +151,7 @@ impl Dialer {
     fn permits(&self, host: &Host, address: IpAddr) -> bool {
         // A literal is pinned to itself, and `localhost` to loopback: if the host is local, it was
         // allowed by its own name.
-        self.allow_local || is_public(address) || is_local(host)
+        self.policy.rules().allow_local_binding || is_public(address) || is_local(host)
     }
 
     async fn connect(&self, host: &Host, port: u16, addresses: &[IpAddr]) -> io::Result<TcpStream> {

@@ -144,7 +144,7 @@ pub(crate) async fn pass_on(
         let client_side = client_side.ok_or(ForwardError::UnaskedUpgrade)?;
         let target_side = hyper::upgrade::on(&mut response);
         let client = client.clone();
-        shared.spawn(async move {
+        shared.spawn_for(&client.clone(), async move {
             let _client = client;
             let (Ok(near), Ok(far)) = (client_side.await, target_side.await) else { return };
             let _ = tunnel::join(&mut TokioIo::new(near), &mut TokioIo::new(far)).await;

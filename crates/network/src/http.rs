@@ -73,7 +73,7 @@ async fn handle(
         method: Some(&method),
         opened: false,
     };
-    let destination = match shared.judge.judge(subject, client.address()).await {
+    let destination = match shared.judge(subject, client).await {
         Ok(destination) => destination,
         Err(refusal) => return blocked(&target, Protocol::Http, &refusal),
     };
@@ -100,7 +100,7 @@ async fn connect(
         method: Some("CONNECT"),
         opened: shared.mitm_for(&target.host, target.port).is_some(),
     };
-    let destination = match shared.judge.judge(subject, client.address()).await {
+    let destination = match shared.judge(subject, client).await {
         Ok(destination) => destination,
         Err(refusal) => {
             let mut response = text(StatusCode::FORBIDDEN, refusal.reason.message());
@@ -110,7 +110,7 @@ async fn connect(
         }
     };
     let (owner, client) = (shared.clone(), client.clone());
-    shared.spawn(async move {
+    shared.spawn_for(&client.clone(), async move {
         // The client's place among the connections is kept until the tunnel ends.
         let client = client;
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };

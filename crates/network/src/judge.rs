@@ -1,20 +1,22 @@
-//! Runs a [`Decision`] to its end: asks, looks up, and tells the audit.
+//! Runs a [`Decision`] to its end: asks, looks up, tells the audit, and registers what passed.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::audit::{About, Observer, Record};
 use crate::config::{Config, Limits};
 use crate::connector::Connector;
 use crate::decide::{Decision, Destination, Finding, Mode, Refusal, Step, Subject};
 use crate::decider::{Asking, Decider, Question};
+use crate::policy::{Pass, Passed, Policy, is_anywhere};
 use crate::rules::Rules;
 
 pub(crate) struct Judge {
-    rules: Rules,
+    policy: Arc<Policy>,
     mode: Mode,
     asking: Option<Asking>,
     connector: Arc<dyn Connector>,
@@ -25,6 +27,7 @@ pub(crate) struct Judge {
 impl Judge {
     pub(crate) fn new(
         config: &Config,
+        policy: Arc<Policy>,
         decider: Option<Arc<dyn Decider>>,
         observer: Arc<dyn Observer>,
     ) -> Self {
@@ -33,7 +36,7 @@ impl Judge {
             timeout: timeout.saturating_add(config.limits.answer_grace),
         });
         Self {
-            rules: config.rules.clone(),
+            policy,
             mode: config.mode,
             asking,
             connector: config.connector.clone(),
@@ -42,14 +45,55 @@ impl Judge {
         }
     }
 
-    /// Judges one request. `client`: the address it came from, for the audit.
+    /// Judges one request. `client`: the address it came from, for the audit. `cut`: cancelled when the
+    /// rules change so that the request would not pass any more.
     pub(crate) async fn judge(
         &self,
         subject: Subject<'_>,
         client: Option<&str>,
-    ) -> Result<Destination, Refusal> {
+        cut: &CancellationToken,
+    ) -> Result<(Destination, Pass), Refusal> {
+        loop {
+            let rules = self.policy.rules();
+            let (verdict, findings) = self.decide(&rules, subject).await;
+            let verdict = match verdict {
+                Ok(destination) => {
+                    let passed = Passed {
+                        host: subject.host.clone(),
+                        port: subject.port,
+                        overridden: findings.iter().any(|finding| finding.policy_override),
+                        anywhere: is_anywhere(&destination),
+                        cut: cut.clone(),
+                    };
+                    match self.policy.admit(passed) {
+                        Some(pass) => Ok((destination, pass)),
+                        // The rules changed meanwhile: judged again by the new ones.
+                        None => continue,
+                    }
+                }
+                Err(refusal) => Err(refusal),
+            };
+            let about = About {
+                protocol: subject.protocol,
+                host: Some(subject.host),
+                port: subject.port,
+                method: subject.method,
+                client,
+            };
+            for finding in findings {
+                self.report(&finding, &about);
+            }
+            return verdict;
+        }
+    }
+
+    async fn decide(
+        &self,
+        rules: &Rules,
+        subject: Subject<'_>,
+    ) -> (Result<Destination, Refusal>, Vec<Finding>) {
         let (mut decision, mut step) =
-            Decision::start(&self.rules, self.mode, self.asking.is_some(), subject);
+            Decision::start(rules, self.mode, self.asking.is_some(), subject);
         let result = loop {
             step = match step {
                 Step::Ask => {
@@ -68,17 +112,7 @@ impl Judge {
                 Step::Refused(refusal) => break Err(refusal),
             };
         };
-        let about = About {
-            protocol: subject.protocol,
-            host: Some(subject.host),
-            port: subject.port,
-            method: subject.method,
-            client,
-        };
-        for finding in decision.into_findings() {
-            self.report(&finding, &about);
-        }
-        result
+        (result, decision.into_findings())
     }
 
     pub(crate) fn report(&self, finding: &Finding, about: &About<'_>) {

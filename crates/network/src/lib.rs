@@ -26,10 +26,12 @@ mod idle;
 mod judge;
 mod masking;
 mod mitm;
+mod policy;
 mod proxy;
 pub mod rules;
 mod socks;
 mod target;
+mod transparent;
 mod tunnel;
 mod udp;
 mod upstream;
@@ -44,4 +46,5 @@ pub use env::{
 pub use masking::{Auth, Bindings, CredentialProvider, Masker, Masking, ProviderError};
 pub use mitm::{AuthorityError, CaFiles, CertificateAuthority, Mitm, Roots};
 pub use proxy::{Proxy, ProxyHandle};
+pub use transparent::{Namespace, SYNTHETIC_V4, SYNTHETIC_V6};
 pub use upstream::{UpstreamProxies, UpstreamProxy};

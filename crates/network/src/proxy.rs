@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,11 +19,14 @@ use tracing::warn;
 use crate::audit::Observer;
 use crate::config::{Config, Limits};
 use crate::connector::Connector;
+use crate::decide::{Destination, Refusal, Subject};
 use crate::decider::Decider;
 use crate::dial::Dialer;
 use crate::host::Host;
 use crate::judge::Judge;
 use crate::mitm::Mitm;
+use crate::policy::{Pass, Policy};
+use crate::rules::Rules;
 use crate::{http, socks};
 
 /// A running proxy. Dropping it ends the listeners and all connections.
@@ -42,6 +46,7 @@ pub struct ProxyHandle {
 /// What every connection of a proxy shares.
 pub(crate) struct Shared {
     pub judge: Judge,
+    pub policy: Arc<Policy>,
     pub dialer: Dialer,
     pub connector: Arc<dyn Connector>,
     pub limits: Limits,
@@ -56,10 +61,29 @@ pub(crate) struct Shared {
 #[derive(Clone)]
 pub(crate) struct Client {
     address: Option<(SocketAddr, Arc<str>)>,
+    /// Ends the connection and everything that was made for it.
+    cut: CancellationToken,
+    /// What its last request passed for.
+    pass: Arc<Mutex<Option<Pass>>>,
     _place: Arc<OwnedSemaphorePermit>,
 }
 
 impl Client {
+    pub(crate) fn new(address: Option<SocketAddr>, place: OwnedSemaphorePermit) -> Self {
+        let address = address.map(|address| (address, address.to_string().into()));
+        Self {
+            address,
+            cut: CancellationToken::new(),
+            pass: Arc::default(),
+            _place: Arc::new(place),
+        }
+    }
+
+    /// Cancelled when the connection is to end.
+    pub(crate) fn cut(&self) -> &CancellationToken {
+        &self.cut
+    }
+
     pub(crate) fn address(&self) -> Option<&str> {
         self.address.as_ref().map(|(_, text)| &**text)
     }
@@ -91,9 +115,11 @@ impl Proxy {
             io::Result::Ok(address.map(|address| address.port()))
         };
         let (http_port, socks_port) = (port(&http)?, port(&socks)?);
+        let policy = Policy::new(config.rules.clone());
         let shared = Arc::new(Shared {
-            judge: Judge::new(&config, decider, observer),
-            dialer: Dialer::new(&config),
+            judge: Judge::new(&config, policy.clone(), decider, observer),
+            dialer: Dialer::new(&config, policy.clone()),
+            policy,
             connector: config.connector,
             socks5_udp: config.socks5_udp,
             mitm: config.mitm,
@@ -168,6 +194,16 @@ impl ProxyHandle {
         self.shared.spawn(accept(self.shared.clone(), listener, socks::serve));
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Replaces the rules. Connections that the new rules do not allow are cut, however they came;
+    /// what the controller allowed lasts unless a deny pattern matches it or it is local.
+    pub fn update_rules(&self, rules: Rules) {
+        self.shared.policy.replace(rules);
+    }
+
     async fn serve<S, F>(
         &self,
         stream: S,
@@ -179,7 +215,9 @@ impl ProxyHandle {
         let shared = &self.shared;
         let served = async {
             if let Ok(place) = shared.places.clone().acquire_owned().await {
-                serve(shared.clone(), stream, client_of(client, place)).await;
+                let client = Client::new(client, place);
+                let cut = client.cut.clone();
+                cut.run_until_cancelled(serve(shared.clone(), stream, client)).await;
             }
         };
         shared.tasks.track_future(shared.ending.run_until_cancelled(served)).await;
@@ -198,6 +236,36 @@ impl Shared {
         self.mitm.as_ref().filter(|mitm| mitm.opens(self.judge.mode(), host, port)).cloned()
     }
 
+    /// Judges a request of a client. If it passes, the client's connection lasts only as long as the
+    /// rules allow that request, or until the next one of the connection is judged.
+    pub(crate) async fn judge(
+        &self,
+        subject: Subject<'_>,
+        client: &Client,
+    ) -> Result<Destination, Refusal> {
+        let (destination, pass) = self.judge.judge(subject, client.address(), &client.cut).await?;
+        let former = client.pass.lock().replace(pass);
+        drop(former);
+        Ok(destination)
+    }
+
+    /// Runs a task that ends with the proxy, and when the client's connection is cut.
+    pub(crate) fn spawn_for(
+        &self,
+        client: &Client,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let cut = client.cut.clone();
+        self.spawn(async move {
+            cut.run_until_cancelled(task).await;
+        });
+    }
+
+    /// Room for one more connection, if there is any.
+    pub(crate) fn try_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.places.clone().try_acquire_owned().ok()
+    }
+
     /// Runs a task that ends with the proxy.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let ending = self.ending.clone();
@@ -205,11 +273,6 @@ impl Shared {
             ending.run_until_cancelled(task).await;
         });
     }
-}
-
-fn client_of(address: Option<SocketAddr>, place: OwnedSemaphorePermit) -> Client {
-    let address = address.map(|address| (address, address.to_string().into()));
-    Client { address, _place: Arc::new(place) }
 }
 
 /// Accepts connections. The one for which there is no place yet waits here, further ones in the backlog.
@@ -234,6 +297,7 @@ async fn accept<F>(
             warn!(%error, "cannot set TCP_NODELAY");
         }
         let Ok(place) = shared.places.clone().acquire_owned().await else { return };
-        shared.spawn(serve(shared.clone(), stream, client_of(Some(address), place)));
+        let client = Client::new(Some(address), place);
+        shared.spawn_for(&client.clone(), serve(shared.clone(), stream, client));
     }
 }

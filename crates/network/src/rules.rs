@@ -233,6 +233,13 @@ impl Rules {
         Listing::Allowed
     }
 
+    /// Whether a deny pattern matches the host at every port.
+    pub fn denies(&self, host: &Host) -> bool {
+        self.deny.iter().any(|pattern| {
+            (!self.match_ports || pattern.port.is_none()) && pattern.matches(host.as_str())
+        })
+    }
+
     fn allows_by_name(&self, host: &Host, port: u16) -> bool {
         self.allow.iter().any(|pattern| {
             pattern.exact && self.counts_for(pattern, port) && pattern.text == host.as_str()

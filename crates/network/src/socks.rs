@@ -133,7 +133,7 @@ where
         method: None,
         opened: mitm.is_some(),
     };
-    let Ok(destination) = shared.judge.judge(subject, client.address()).await else {
+    let Ok(destination) = shared.judge(subject, client).await else {
         return reply(&mut stream, NOT_ALLOWED, None).await;
     };
     if let Some(mitm) = mitm {

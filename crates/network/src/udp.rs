@@ -12,9 +12,11 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::decide::{Protocol, Subject};
+use crate::policy::Pass;
 use crate::proxy::{Client, Shared};
 use crate::socks::{read_address, reply, write_address};
 
@@ -71,13 +73,20 @@ struct Relay {
     /// Where the client sends from: whoever spoke first.
     peer: Option<SocketAddr>,
     /// What was sent to, the newest last.
-    targets: VecDeque<SocketAddr>,
+    targets: VecDeque<Target>,
     judging: JoinSet<Option<Judged>>,
+}
+
+/// Where a datagram was sent to, as long as the rules allow it.
+struct Target {
+    address: SocketAddr,
+    cut: CancellationToken,
+    _pass: Pass,
 }
 
 /// A datagram that passed.
 struct Judged {
-    target: SocketAddr,
+    target: Target,
     payload: Vec<u8>,
 }
 
@@ -127,24 +136,27 @@ impl Relay {
     }
 
     async fn send(&mut self, judged: Judged) {
-        let socket = match (judged.target.ip(), &self.far.v6) {
+        let Judged { target, payload } = judged;
+        let address = target.address;
+        let socket = match (address.ip(), &self.far.v6) {
             (IpAddr::V4(_), _) => &self.far.v4,
             (IpAddr::V6(_), Some(v6)) => v6,
             (IpAddr::V6(_), None) => return,
         };
-        self.targets.retain(|target| *target != judged.target);
+        self.targets.retain(|known| known.address != address && !known.cut.is_cancelled());
         if self.targets.len() >= self.shared.limits.udp_targets {
             self.targets.pop_front();
         }
-        self.targets.push_back(judged.target);
+        self.targets.push_back(target);
         let connector = &self.shared.connector;
-        if let Err(error) = connector.send(socket, &judged.payload, judged.target).await {
+        if let Err(error) = connector.send(socket, &payload, address).await {
             debug!(%error, "datagram not sent");
         }
     }
 
     async fn pass_back(&self, payload: &[u8], from: SocketAddr) {
-        let Some(peer) = self.peer.filter(|_| self.targets.contains(&from)) else { return };
+        let is_target = |target: &Target| target.address == from && !target.cut.is_cancelled();
+        let Some(peer) = self.peer.filter(|_| self.targets.iter().any(is_target)) else { return };
         let mut message = vec![0, 0, 0];
         write_address(&mut message, from);
         message.extend(payload);
@@ -175,7 +187,8 @@ async fn judge(shared: &Shared, client: &Client, datagram: &[u8]) -> Option<Judg
         method: None,
         opened: false,
     };
-    let destination = shared.judge.judge(subject, client.address()).await.ok()?;
-    let target = shared.dialer.datagram_address(&host, address.port, &destination).await.ok()?;
-    Some(Judged { target, payload: rest.to_vec() })
+    let cut = CancellationToken::new();
+    let (destination, pass) = shared.judge.judge(subject, client.address(), &cut).await.ok()?;
+    let address = shared.dialer.datagram_address(&host, address.port, &destination).await.ok()?;
+    Some(Judged { target: Target { address, cut, _pass: pass }, payload: rest.to_vec() })
 }

@@ -38,7 +38,7 @@ const ANSWERS: &[(&str, &str)] =
 const LOOPBACK: (IpAddr, IpAddr) =
     (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
 
-struct Dice(fastrand::Rng);
+pub(crate) struct Dice(pub fastrand::Rng);
 
 impl Dice {
     fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
@@ -49,7 +49,7 @@ impl Dice {
         (0..self.0.usize(..=most)).map(|_| (*self.one(PATTERNS)).to_owned()).collect()
     }
 
-    fn model(&mut self) -> Model {
+    pub(crate) fn model(&mut self) -> Model {
         let mut allow = self.patterns(4);
         if self.0.bool() {
             allow.push("*".into());
@@ -64,7 +64,7 @@ impl Dice {
         }
     }
 
-    fn request(&mut self) -> Request {
+    pub(crate) fn request(&mut self) -> Request {
         let protocol = *self.one(PROTOCOLS);
         let (host, address) = match self.0.u8(..3) {
             0 => {
@@ -93,7 +93,7 @@ impl Dice {
     }
 }
 
-fn teach(world: &World, request: &Request) {
+pub(crate) fn teach(world: &World, request: &Request) {
     let mut names = world.internet.names.lock().unwrap();
     names.clear();
     if let Some(addresses) = &request.lookup {
