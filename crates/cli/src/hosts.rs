@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_network::decide::Outcome;
 use codex_exec_network::rules::{List, Rules};
-use codex_exec_network::{Config, Observer, Proxy, Record, UpstreamProxies};
+use codex_exec_network::{Config, Namespace, Observer, Proxy, Record, UpstreamProxies};
 use codex_exec_server::ExecServerClient;
 use codex_exec_server::client::{ExecCommand, PermissionProfile, SandboxContext};
 use codex_exec_server::protocol::network::{
@@ -134,6 +134,7 @@ impl HostRules {
             audit_metadata: Default::default(),
             environment_id: None,
             execution_id: None,
+            transparent: true,
             policy_decision_timeout_ms: self.ask.then_some(ANSWER_TIME_MS),
         }
     }
@@ -217,6 +218,11 @@ fn serve(
         let handle = proxy.handle();
         listeners.next().transpose()?.into_iter().for_each(|http| handle.listen_http(http));
         listeners.next().transpose()?.into_iter().for_each(|socks| handle.listen_socks5(socks));
+        // Without a TUN device, programs have to follow the proxy variables.
+        if let Some(tun) = network.tun {
+            let (dns_udp, dns_tcp) = (network.dns_udp, network.dns_tcp);
+            handle.serve_namespace(Namespace { tun, dns_udp, dns_tcp })?;
+        }
         io::Result::Ok(proxy)
     })?;
     Ok((runtime, proxy))

@@ -186,7 +186,7 @@ impl SandboxArgs {
             std::env::vars_os().filter(|(name, _)| !is_ours(name)).collect();
         let network = managed.then(|| ManagedNetwork {
             loopback_ports: vec![NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT],
-            transparent: false,
+            transparent: true,
         });
         if managed {
             let variables = proxy_variables(NAMESPACE_HTTP_PORT, Some(NAMESPACE_SOCKS_PORT), false);

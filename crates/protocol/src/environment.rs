@@ -108,6 +108,10 @@ capabilities! {
     linux_approved_root_write_preserves_restrictions,
     /// **extension**: `matchPorts` of a network proxy.
     network_port_rules,
+    /// **extension**: `network/updateRules`.
+    network_update_rules,
+    /// **extension**: `transparent` of `networkProxy`, and `network` of the response.
+    network_transparent,
     /// **extension**: `process/resize`, and `size` of `process/start`.
     process_resize,
     /// **extension**: `process/list`.

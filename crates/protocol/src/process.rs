@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::base64_bytes::Base64Bytes;
-use crate::network::{ManagedNetwork, NetworkProxyLaunch};
+use crate::network::{ManagedNetwork, NetworkInfo, NetworkProxyLaunch};
 use crate::path_uri::PathUri;
 use crate::permissions::{Assurance, SandboxContext};
 
@@ -225,6 +225,9 @@ pub struct ExecResponse {
         deserialize_with = "crate::permissions::assurance::lenient"
     )]
     pub sandbox_assurance: Option<Assurance>,
+    /// **extension**: how it reaches its proxies, if `networkProxy.transparent` was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
 }
 
 /// The kind of sandbox around a process.

@@ -479,6 +479,10 @@ impl ConnectionState {
                 let response = process::list(session, self.response_memory.clone());
                 request.respond_later_with_memory(response);
             }
+            Method::NetworkUpdateRules => {
+                let response = process::update_rules(session, &parsed!(call::NetworkUpdateRules));
+                request.respond(response).await;
+            }
             Method::EnvironmentInfo => {
                 request.respond(Ok(server.environment_info())).await;
             }

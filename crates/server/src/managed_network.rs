@@ -19,10 +19,13 @@ use codex_exec_host::process::Environment;
 use codex_exec_host::sandbox::{ManagedNetwork, NetworkDescriptors};
 use codex_exec_network::{
     AuthorityError, Bindings, CaFiles, CertificateAuthority, Decider, Masker, Mitm,
-    NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT, NoReply, Observer, Proxy, ProxyHandle, Question,
-    Record, Reply, Roots, UpstreamProxies, ca_variables, loopback_proxy_ports, proxy_variables,
+    NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT, Namespace, NoReply, Observer, Proxy, ProxyHandle,
+    Question, Record, Reply, Roots, UpstreamProxies, ca_variables, loopback_proxy_ports,
+    proxy_variables,
 };
-use codex_exec_server_protocol::network::{CredentialProvider, NetworkProxyLaunch, PolicyRequest};
+use codex_exec_server_protocol::network::{
+    CredentialProvider, NetworkInfo, NetworkProxyLaunch, NetworkRoutes, NetworkRules, PolicyRequest,
+};
 use codex_exec_server_protocol::process::{ExecParams, ProcessId};
 use codex_exec_server_protocol::{
     AccessMode, ErrorKind, FileSystemEntry, FileSystemPath, FileSystemPolicy, PathUri,
@@ -38,7 +41,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client_calls::ClientCalls;
 use crate::config::ServerConfig;
 use crate::network::{
-    credential_provider, policy_decision, policy_reply, policy_request, proxy_config,
+    credential_provider, host_rules, policy_decision, policy_reply, policy_request, proxy_config,
 };
 use crate::session::Session;
 
@@ -144,6 +147,7 @@ impl ManagedNetworks {
             conversation = launch.audit_metadata.conversation_id,
             "network proxy"
         );
+        let (session, process_id) = (controller.session.clone(), controller.process_id.clone());
         let controller = Arc::new(controller);
         let proxy = Proxy::start(config, Some(controller.clone()), controller).await;
         let proxy = proxy.map_err(|error| cannot_start(&error))?;
@@ -156,8 +160,14 @@ impl ManagedNetworks {
         let variables = variables.into_iter();
         environment.extend(variables.map(|(name, value)| (name.into(), value.into())));
         let ports = [http_port].into_iter().chain(socks_port).collect();
-        let inside = enforced.then(|| Inside { ports, way: Way::Proxy(proxy.handle()) });
-        Ok(ProcessNetwork { held: Held { _proxy: Some(proxy), _bridges: None }, inside, bundle })
+        let transparent = launch.transparent;
+        let way = Way::Proxy { handle: proxy.handle(), transparent };
+        let inside = enforced.then_some(Inside { ports, way });
+        let rules = RulesHandle { proxy: proxy.handle(), allow_local_binding: local };
+        let registration = Registration::new(&session, &process_id, rules);
+        let held = Held { _registration: registration, _proxy: Some(proxy), ..Held::default() };
+        let info = transparent.then_some(NetworkInfo { routes: NetworkRoutes::Proxies });
+        Ok(ProcessNetwork { held, inside, bundle, info })
     }
 }
 
@@ -172,8 +182,8 @@ fn bridges(environment: &Environment) -> Result<ProcessNetwork, RpcError> {
     }
     let ending = CancellationToken::new();
     let inside = Inside { ports, way: Way::Bridges(ending.clone()) };
-    let held = Held { _proxy: None, _bridges: Some(ending.drop_guard()) };
-    Ok(ProcessNetwork { held, inside: Some(inside), bundle: None })
+    let held = Held { _bridges: Some(ending.drop_guard()), ..Held::default() };
+    Ok(ProcessNetwork { held, inside: Some(inside), ..ProcessNetwork::default() })
 }
 
 /// The network of a process that is about to start.
@@ -185,11 +195,14 @@ pub(crate) struct ProcessNetwork {
     pub inside: Option<Inside>,
     /// The certificates that it has to trust.
     bundle: Option<PathBuf>,
+    /// For the response, if the request asked for it.
+    pub info: Option<NetworkInfo>,
 }
 
 /// What a process needs until it exits.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
+    _registration: Option<Registration>,
     _proxy: Option<Proxy>,
     _bridges: Option<DropGuard>,
 }
@@ -204,7 +217,11 @@ pub(crate) struct Inside {
 #[derive(Debug)]
 enum Way {
     /// The first port leads to the HTTP proxy, the second one to the SOCKS5 proxy.
-    Proxy(ProxyHandle),
+    Proxy {
+        handle: ProxyHandle,
+        /// So does every other address.
+        transparent: bool,
+    },
     /// Each port leads to the same port outside, until this is cancelled.
     Bridges(CancellationToken),
 }
@@ -212,8 +229,9 @@ enum Way {
 impl ProcessNetwork {
     /// The network that the sandbox has to have; `None`: that of its policy.
     pub(crate) fn namespace(&self) -> Option<ManagedNetwork> {
-        let loopback_ports = self.inside.as_ref()?.ports.clone();
-        Some(ManagedNetwork { loopback_ports, transparent: false })
+        let Inside { ports, way } = self.inside.as_ref()?;
+        let transparent = matches!(way, Way::Proxy { transparent: true, .. });
+        Some(ManagedNetwork { loopback_ports: ports.clone(), transparent })
     }
 
     /// Lets a policy read the certificates.
@@ -230,9 +248,19 @@ impl ProcessNetwork {
 }
 
 impl Inside {
-    /// Serves the sockets that the sandbox has handed over.
-    pub(crate) fn serve(self, network: NetworkDescriptors) {
+    /// Serves the sockets that the sandbox has handed over. Returns what leads to the proxies.
+    pub(crate) fn serve(self, mut network: NetworkDescriptors) -> NetworkRoutes {
         let Self { ports, way } = self;
+        let mut routes = NetworkRoutes::Proxies;
+        if let (Way::Proxy { handle, transparent: true }, Some(tun)) = (&way, network.tun.take()) {
+            let namespace = Namespace { tun, dns_udp: network.dns_udp, dns_tcp: network.dns_tcp };
+            match handle.serve_namespace(namespace) {
+                Ok(()) => routes = NetworkRoutes::Transparent,
+                Err(error) => tracing::warn!(%error, "cannot serve the network of a sandbox"),
+            }
+        } else if let Some(error) = network.tun_error {
+            tracing::info!(%error, "no TUN device; proxies alone");
+        }
         for (index, (port, listener)) in ports.into_iter().zip(network.listeners).enumerate() {
             let listener = match TcpListener::from_std(listener) {
                 Ok(listener) => listener,
@@ -243,8 +271,8 @@ impl Inside {
                 }
             };
             match &way {
-                Way::Proxy(handle) if index == 0 => handle.listen_http(listener),
-                Way::Proxy(handle) => handle.listen_socks5(listener),
+                Way::Proxy { handle, .. } if index == 0 => handle.listen_http(listener),
+                Way::Proxy { handle, .. } => handle.listen_socks5(listener),
                 Way::Bridges(ending) => {
                     let ending = ending.clone();
                     tokio::spawn(async move {
@@ -252,6 +280,44 @@ impl Inside {
                     });
                 }
             }
+        }
+        routes
+    }
+}
+
+/// A way to replace the rules of a running proxy.
+#[derive(Debug, Clone)]
+pub(crate) struct RulesHandle {
+    proxy: ProxyHandle,
+    allow_local_binding: bool,
+}
+
+impl RulesHandle {
+    /// Replaces the rules, and cuts the connections that the new ones do not allow.
+    pub(crate) fn update(&self, rules: &NetworkRules) -> Result<(), RpcError> {
+        self.proxy.update_rules(host_rules(rules, self.allow_local_binding)?);
+        Ok(())
+    }
+}
+
+/// Makes the rules of a process known to its session until it is dropped.
+#[derive(Debug)]
+struct Registration {
+    session: Weak<Session>,
+    process_id: ProcessId,
+}
+
+impl Registration {
+    fn new(session: &Weak<Session>, process_id: &ProcessId, rules: RulesHandle) -> Option<Self> {
+        session.upgrade()?.network_rules().insert(process_id.clone(), rules);
+        Some(Self { session: session.clone(), process_id: process_id.clone() })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            session.network_rules().remove(&self.process_id);
         }
     }
 }

@@ -12,7 +12,7 @@ use codex_exec_server_protocol::network::{
     CredentialAuth, CredentialProvider, DomainPermission, NetworkDecision, NetworkDecisionScope,
     NetworkDecisionSource, NetworkMode, NetworkPolicyAnswer, NetworkPolicyDecisionNotification,
     NetworkPolicyRequest, NetworkPolicyRequestParams, NetworkProtocol, NetworkProxyLaunch,
-    UnixSocketPermission,
+    NetworkRules, UnixSocketPermission,
 };
 use codex_exec_server_protocol::process::ProcessId;
 use codex_exec_server_protocol::{ErrorKind, RpcError};
@@ -53,21 +53,12 @@ pub(crate) fn proxy_config(
     if !proxy.enabled {
         return Err(NetworkConfigError::Disabled);
     }
-    let mut rules = match proxy.match_ports {
-        true => Rules::matching_ports(),
-        false => Rules::default(),
+    let rules = NetworkRules {
+        domains: proxy.domains.clone(),
+        review_domains: proxy.review_domains.clone(),
+        match_ports: proxy.match_ports,
     };
-    for (pattern, permission) in proxy.domains.iter().flatten() {
-        match permission {
-            DomainPermission::Allow => rules.add(List::Allow, pattern)?,
-            DomainPermission::Deny => rules.add(List::Deny, pattern)?,
-            DomainPermission::None => {}
-        }
-    }
-    for pattern in &proxy.review_domains {
-        rules.add(List::Review, pattern)?;
-    }
-    rules.allow_local_binding = proxy.allow_local_binding;
+    let rules = host_rules(&rules, proxy.allow_local_binding)?;
     let sockets = proxy.unix_sockets.iter().flatten();
     let allowed = sockets.filter(|(_, permission)| **permission == UnixSocketPermission::Allow);
     for (index, (path, _)) in allowed.enumerate() {
@@ -85,6 +76,29 @@ pub(crate) fn proxy_config(
     config.ask_timeout = launch.policy_decision_timeout_ms.map(Duration::from_millis);
     config.upstream = proxy.allow_upstream_proxy.then(|| upstream.clone());
     Ok(config)
+}
+
+/// The rules that a client asks for.
+pub(crate) fn host_rules(
+    given: &NetworkRules,
+    allow_local_binding: bool,
+) -> Result<Rules, NetworkConfigError> {
+    let mut rules = match given.match_ports {
+        true => Rules::matching_ports(),
+        false => Rules::default(),
+    };
+    for (pattern, permission) in given.domains.iter().flatten() {
+        match permission {
+            DomainPermission::Allow => rules.add(List::Allow, pattern)?,
+            DomainPermission::Deny => rules.add(List::Deny, pattern)?,
+            DomainPermission::None => {}
+        }
+    }
+    for pattern in &given.review_domains {
+        rules.add(List::Review, pattern)?;
+    }
+    rules.allow_local_binding = allow_local_binding;
+    Ok(rules)
 }
 
 /// A kind of secret, as the client described it.

@@ -9,6 +9,9 @@ use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
     Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, WhileRunning, environment,
 };
+use codex_exec_server_protocol::network::{
+    NetworkInfo, NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
+};
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
     ResizeResponse, SandboxType, SignalParams, SignalResponse, TerminalSize, TerminateParams,
@@ -71,10 +74,10 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let program = params.argv.first().cloned().unwrap_or_default();
     let session = attached.session.clone();
     let mut started = None;
-    let inside: Arc<Mutex<Option<Inside>>> = Arc::default();
+    let network: Arc<Mutex<Managed>> = Arc::default();
     let inserted = session.insert(&id, || {
         let launch =
-            |params, retry| launch(server.clone(), session.clone(), params, retry, inside.clone());
+            |params, retry| launch(server.clone(), session.clone(), params, retry, network.clone());
         let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
         let (handle, reply) = server.host().start(launch(params, false), retry);
         started = Some(reply);
@@ -96,9 +99,11 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance, network })) => {
-                if let (Some(network), Some(inside)) = (network, inside.lock().take()) {
-                    inside.serve(network);
+            Ok(Ok(Started { assurance, network: descriptors })) => {
+                let Managed { inside, mut info } = std::mem::take(&mut *network.lock());
+                if let (Some(descriptors), Some(inside)) = (descriptors, inside) {
+                    let routes = inside.serve(descriptors);
+                    info = info.map(|_| NetworkInfo { routes });
                 }
                 let kind = match assurance {
                     Some(_) => SandboxType::LinuxSeccomp,
@@ -108,6 +113,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     process_id: id,
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
+                    network: info,
                 };
                 // Events follow the response.
                 if request.respond(Ok(response)).await {
@@ -126,12 +132,19 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     });
 }
 
+/// The managed network of a process that starts.
+#[derive(Default)]
+struct Managed {
+    inside: Option<Inside>,
+    info: Option<NetworkInfo>,
+}
+
 async fn launch(
     server: Server,
     session: Arc<Session>,
     mut params: ExecParams,
     retry: bool,
-    inside: Arc<Mutex<Option<Inside>>>,
+    managed: Arc<Mutex<Managed>>,
 ) -> Result<Launch, StartFailure> {
     let (confiner, group) = (server.confiner(), session.group());
     if retry {
@@ -162,7 +175,7 @@ async fn launch(
         Some(sandbox) => Launch::confined(params, sandbox, group)?,
         None => Launch::new(params, &environment, group)?,
     };
-    *inside.lock() = network.inside;
+    *managed.lock() = Managed { inside: network.inside, info: network.info };
     launch.while_running = Some(WhileRunning::new(network.held));
     Ok(launch)
 }
@@ -265,6 +278,22 @@ pub(crate) fn resize(
                 Err(_) => Err(unknown_process(&id)),
             },
         }
+    }
+}
+
+pub(crate) fn update_rules(
+    session: &Session,
+    params: &NetworkUpdateRulesParams,
+) -> Result<NetworkUpdateRulesResponse, RpcError> {
+    let id = &params.process_id;
+    let rules = session.network_rules().get(id).cloned();
+    match (rules, session.process(id)) {
+        (Some(rules), _) => rules.update(&params.rules).map(|()| NetworkUpdateRulesResponse {}),
+        (None, Some(_)) => {
+            let message = format!("process {id} has no network proxy, or has exited");
+            Err(RpcError::invalid_params(ErrorKind::InvalidParams, message))
+        }
+        (None, None) => Err(unknown_process(id)),
     }
 }
 

@@ -21,13 +21,14 @@ use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
 use codex_exec_server_protocol::{ErrorKind, RpcError};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
+use crate::managed_network::RulesHandle;
 use crate::sink::NotificationSink;
 
 /// How often shutdown polls whether a process has exited after SIGTERM.
@@ -49,6 +50,8 @@ pub(crate) struct Session {
     id: String,
     group: Group,
     state: Mutex<State>,
+    /// The rules of the proxies of its running processes.
+    network_rules: Mutex<HashMap<ProcessId, RulesHandle>>,
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
 }
@@ -127,6 +130,7 @@ impl Sessions {
                 detach_ttl,
                 attachment: Attachment(0),
             }),
+            network_rules: Mutex::default(),
             persistent_handles: OnceLock::new(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
@@ -276,6 +280,11 @@ impl Session {
             state.detach_ttl = ttl;
         }
         Ok(state.attachment)
+    }
+
+    /// The rules of the proxies of its running processes.
+    pub(crate) fn network_rules(&self) -> MutexGuard<'_, HashMap<ProcessId, RulesHandle>> {
+        self.network_rules.lock()
     }
 
     /// The file handles that outlive a connection.

@@ -117,6 +117,7 @@ fn start_responses_of_every_revision_parse() {
         process_id: "p".into(),
         sandbox_type: Some(SandboxType::None),
         sandbox_assurance: None,
+        network: None,
     };
     golden(&answer, r#"{"processId":"p","sandboxType":"none"}"#);
     for (kind, name) in [

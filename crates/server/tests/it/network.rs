@@ -657,6 +657,70 @@ async fn secrets_are_masked_for_scripts_of_shells_only() {
     eventually("only the lock of the directory is left", || left() == 1).await;
 }
 
+#[tokio::test]
+async fn new_rules_cut_what_they_do_not_allow() {
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rules = json!({"allowLocalBinding": true, "domains": {"127.0.0.1": "allow"}});
+    let proxies = behind(&mut client, "p", asking(rules)).await;
+    let mut tunnels = Vec::new();
+    for kind in ["connect", "socks", "asked"] {
+        let opening = tokio::spawn(async move {
+            match kind {
+                "connect" => connect(proxies.http, &format!("127.0.0.1:{port}")).await.1,
+                "socks" => socks(proxies.socks, "127.0.0.1", port).await.1,
+                _ => connect(proxies.http, &format!("localhost:{port}")).await.1,
+            }
+        });
+        if kind == "asked" {
+            let question = next(&mut client, "network/policyRequest").await;
+            answer(&mut client, &question, json!({"decision": {"type": "allow"}})).await;
+        }
+        let (mut far, _) = listener.accept().await.unwrap();
+        far.write_all(b"x").await.unwrap();
+        let mut near = opening.await.unwrap();
+        assert_eq!(near.read_u8().await.unwrap(), b'x');
+        tunnels.push((near, far));
+    }
+    let update = |rules: Value| json!({"processId": "p", "rules": rules});
+    let allowed = json!({"domains": {"127.0.0.1": "allow", "x.example": "allow"}});
+    client.call("network/updateRules", update(allowed)).await.unwrap();
+    for (near, far) in &mut tunnels {
+        far.write_all(b"y").await.unwrap();
+        assert_eq!(near.read_u8().await.unwrap(), b'y', "still allowed");
+    }
+    client.call("network/updateRules", update(json!({}))).await.unwrap();
+    for (near, far) in &mut tunnels[..2] {
+        let mut rest = Vec::new();
+        let cut = timeout(PATIENCE, near.read_to_end(&mut rest)).await;
+        assert!(cut.is_ok() && rest.is_empty(), "not cut");
+        let _ = timeout(PATIENCE, far.read_to_end(&mut rest)).await.expect("not cut");
+    }
+    // What the client allowed lasts, until a rule denies it.
+    let (near, far) = &mut tunnels[2];
+    far.write_all(b"z").await.unwrap();
+    assert_eq!(near.read_u8().await.unwrap(), b'z');
+    client
+        .call("network/updateRules", update(json!({"domains": {"localhost": "deny"}})))
+        .await
+        .unwrap();
+    let mut rest = Vec::new();
+    timeout(PATIENCE, near.read_to_end(&mut rest)).await.expect("not cut").unwrap();
+    assert_eq!(blocked(&get(proxies.http, "localhost").await)["reason"], "denied");
+    for (params, code) in [
+        (update(json!({"domains": {"http://x": "allow"}})), -32602),
+        (update(json!({"mode": "limited"})), -32602),
+        (json!({"processId": "q", "rules": {}}), -32600),
+    ] {
+        assert_eq!(client.call("network/updateRules", params).await.unwrap_err().code, code);
+    }
+    client.start(sh("plain", "cat").piped()).await.unwrap();
+    let plain = json!({"processId": "plain", "rules": {}});
+    assert_eq!(client.call("network/updateRules", plain).await.unwrap_err().code, -32602);
+}
+
 /// Random rules and requests through the proxies of a process, against a model of the rules.
 #[tokio::test]
 async fn random_requests_are_judged_like_the_model_does() {
