@@ -194,6 +194,13 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
         capabilities: Capabilities {
             sandboxed_file_streaming: confiner.is_available(),
             sandbox_assurance: confiner.is_available(),
+            network_proxy_launch: true,
+            network_proxy_review_domains: true,
+            credential_masking: true,
+            credential_masking_custom_providers: true,
+            network_port_rules: true,
+            network_update_rules: true,
+            network_transparent: true,
             environment_config_read: true,
             capability_discovery_sandbox: true,
             capability_discovery_v2: true,

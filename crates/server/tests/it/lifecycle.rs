@@ -59,7 +59,7 @@ async fn initialize_returns_the_session_and_the_environment() {
     for ours in ["processResize", "processList", "processSignals"] {
         assert_eq!(capabilities[ours], true, "{ours}");
     }
-    for not_ours in ["networkProxyLaunch", "shellSnapshotV2"] {
+    for not_ours in ["shellSnapshotV2"] {
         assert_eq!(capabilities[not_ours], false, "{not_ours}");
     }
 }
