@@ -3,6 +3,7 @@
 
 mod files;
 mod lifeline;
+mod managed;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
 mod spool;
