@@ -159,7 +159,7 @@ impl Endpoint {
     ) -> Poll<io::Result<R>> {
         let mut inner = self.inner.lock();
         ready!(inner.poll_room(cx))?;
-        let filled = inner.socket().send(|room| fill(room));
+        let filled = inner.socket().send(fill);
         inner.moved = Instant::now();
         inner.send(&self.link);
         Poll::Ready(filled.map_err(|_| io::ErrorKind::BrokenPipe.into()))

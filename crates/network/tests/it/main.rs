@@ -13,6 +13,9 @@ mod namespace;
 mod opened;
 mod packets;
 mod random;
+#[allow(dead_code, reason = "no test here needs root")]
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod socks;
 mod transparent;
 mod updates;

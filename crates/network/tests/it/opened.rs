@@ -20,9 +20,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::socks::{ask, named};
 use crate::world::{World, allow, read_head};
 
-const TOKEN: &str = "ghp_0123456789abcdefghijABCDEFGHIJ012345";
+pub(crate) const TOKEN: &str = "ghp_0123456789abcdefghijABCDEFGHIJ012345";
 const H2: &[u8] = b"h2";
-const H1: &[u8] = b"http/1.1";
+pub(crate) const H1: &[u8] = b"http/1.1";
 
 /// An authority for origins, and a server with a certificate for `name` that answers with the version,
 /// the request line and the headers it was sent.
@@ -81,15 +81,15 @@ fn echo(request: &Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {
     Response::new(Full::from(text))
 }
 
-struct Opening {
-    world: World,
-    authority: Arc<CertificateAuthority>,
-    config: Config,
-    standin: String,
+pub(crate) struct Opening {
+    pub world: World,
+    pub authority: Arc<CertificateAuthority>,
+    pub config: Config,
+    pub standin: String,
 }
 
 /// A proxy that has a token of GitHub bound, in front of an origin.
-async fn opening(alpn: &'static [u8], certificate_for: &str) -> Opening {
+pub(crate) async fn opening(alpn: &'static [u8], certificate_for: &str) -> Opening {
     let world = World::new().await;
     let (origin, roots) = tls_origin(certificate_for, alpn).await;
     *world.internet.origin.lock().unwrap() = Some(origin);

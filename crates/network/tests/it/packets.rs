@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, Once};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use codex_exec_network::{Namespace, Proxy};
@@ -18,6 +20,25 @@ pub(crate) const V6: Ipv6Addr = Ipv6Addr::new(0xfd63, 0x6f64, 0x6578, 0, 0, 0, 0
 
 /// Everything that is waited for comes within this time, or the test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+static PANICKED: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
+
+/// Takes note of panics from now on, those in tasks included, which the runtime would swallow.
+pub(crate) fn watch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            PANICKED.lock().unwrap().push(std::thread::current().id());
+            hook(panic);
+        }));
+    });
+}
+
+/// Whether a task of this test panicked: they all run on its thread.
+pub(crate) fn panicked() -> bool {
+    PANICKED.lock().unwrap().contains(&std::thread::current().id())
+}
 
 /// A namespace with one program in it: this one.
 pub(crate) struct Client {

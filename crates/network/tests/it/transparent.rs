@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::decisions::rules as model_rules;
 use crate::model::matches;
-use crate::packets::{Client, packet, query};
+use crate::packets::{Client, packet, panicked, query, watch_panics};
 use crate::random::{Dice, teach};
 use crate::world::{Notebook, World, allow, rules};
 
@@ -466,6 +466,7 @@ async fn hostile_packets_harm_nothing_but_their_own_connection() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| fastrand::u64(..));
     let mut dice = fastrand::Rng::with_seed(seed);
+    watch_panics();
     let world = World::new().await;
     let proxy = world.allowing(&["good.com", "8.8.8.8", "2606:4700::1"]).await;
     let mut client = Client::of(&proxy);
@@ -507,6 +508,7 @@ async fn hostile_packets_harm_nothing_but_their_own_connection() {
     client.until(|client| (client.socket(untouched).recv_queue() > 15).then_some(())).await;
     let fresh = client.connect((good, 80).into());
     assert!(client.accepted(fresh).await, "SEED={seed}");
+    assert!(!panicked(), "SEED={seed}");
 }
 
 /// Random segments with the right numbers for a live connection, damaged in flags, window and length.
@@ -517,6 +519,7 @@ async fn hostile_segments_of_a_live_connection_do_not_stop_the_stack() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| fastrand::u64(..));
     let mut dice = fastrand::Rng::with_seed(seed);
+    watch_panics();
     let world = World::new().await;
     let proxy = world.allowing(&["8.8.8.8"]).await;
     let (mut client, tun) = Client::new(1500);
@@ -557,4 +560,5 @@ async fn hostile_segments_of_a_live_connection_do_not_stop_the_stack() {
     }
     let fresh = client.connect((target, 80).into());
     assert!(client.accepted(fresh).await, "SEED={seed}");
+    assert!(!panicked(), "SEED={seed}");
 }
