@@ -37,21 +37,20 @@ const MAX_REPORTED: usize = 256;
 
 /// The flags.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Network")]
 pub(crate) struct HostArgs {
-    /// Let the command connect to this host and to no other that is not allowed, too: a name, an
+    /// Allow connections to this host and refuse those to hosts that are not allowed: a name, an
     /// address, *.DOMAIN (its subdomains) or **.DOMAIN (and itself), with :PORT for that port alone;
     /// can be repeated
-    #[arg(long, value_name = "HOST")]
+    #[arg(long, help_heading = "Network", value_name = "HOST")]
     allow_host: Vec<String>,
 
-    /// Refuse this host, even if --allow-host allows it; can be repeated
-    #[arg(long, value_name = "HOST")]
+    /// Refuse connections to this host, even if --allow-host allows it; can be repeated
+    #[arg(long, help_heading = "Network", value_name = "HOST")]
     deny_host: Vec<String>,
 
     /// Ask on the terminal about each host that is neither allowed nor denied; without a terminal it
     /// is refused
-    #[arg(long)]
+    #[arg(long, help_heading = "Network")]
     ask_host: bool,
 }
 

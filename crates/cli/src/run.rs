@@ -38,7 +38,7 @@ Examples:
   tar c . | codex run --cwd /srv/app -- tar x          with input from a pipe
   codex run --sandbox workspace-write -- ./configure   may write to the working directory
   codex run --sandbox read-only --ask -- npm install   ask before running it without the sandbox
-  codex run --allow-host '*.crates.io:443' -- cargo fetch    may connect there and nowhere else
+  codex run --allow-host '*.crates.io' -- cargo fetch  may connect there and nowhere else
   codex run --timeout 5m --json -- make | jq .         events as JSON
   codex run --on ws://… --detach build -- make         in the background; codex attach build
 
@@ -147,7 +147,7 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let foreground = Foreground {
             terminal: terminal.as_ref(),
             // Answers on the terminal must not reach the command.
-            forward_stdin: !args.no_stdin && !(asks && io::stdin().is_terminal()),
+            forward_stdin: !(args.no_stdin || asks && io::stdin().is_terminal()),
             escapes: false,
             json: args.json,
             timeout: args.timeout,

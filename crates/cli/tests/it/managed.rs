@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::commands::output;
 use crate::support::{Client, Running, codex, start};
+use crate::terminal::Terminal;
 
 /// A web server, or a proxy that answers by itself, on a free port of 127.0.0.1.
 pub(crate) struct Target {
@@ -276,6 +277,24 @@ fn host_flags_that_cannot_be_carried_out_run_nothing() {
         result.failed(125, words);
         assert_eq!(result.out, "", "{result:?}");
     }
+}
+
+/// Names that lead nowhere: an allowed one is refused as local after all.
+#[test]
+fn a_person_is_asked_once_about_each_host() {
+    let curl = "curl -s -o /dev/null -w '%{http_code} '";
+    let script =
+        format!("{curl} http://a.invalid/; {curl} http://a.invalid/; {curl} http://b.invalid/");
+    let mut codex = codex();
+    codex.args(["run", "--ask-host", "--", "sh", "-c", &script]).current_dir("/");
+    let mut terminal = Terminal::start(&codex);
+    terminal.shows("may the command connect to a.invalid:80? [y/N]");
+    terminal.type_in("n\n");
+    terminal.shows("may the command connect to b.invalid:80? [y/N]");
+    terminal.type_in("y\n");
+    terminal.shows("refused a connection to a.invalid:80 2 times: you refused it");
+    terminal.shows("refused a connection to b.invalid:80: it is, or leads to, a local");
+    assert_eq!(terminal.ends().code(), Some(0));
 }
 
 /// A test has no terminal of its own, so there is nobody to ask.
