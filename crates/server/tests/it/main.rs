@@ -14,6 +14,7 @@ mod http;
 mod lifecycle;
 mod malformed;
 mod network;
+mod network_attacks;
 mod ordering;
 mod processes;
 mod reads;
