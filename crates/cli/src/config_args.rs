@@ -1,7 +1,7 @@
-//! Flags of Codex configuration that service files pass to `exec-server`. They are checked and have no
+//! Flags of Codex configuration that service files pass to `exec-server`. Most are checked and have no
 //! effect: this server is configured by its own flags only.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 /// Flags that another implementation reads.
 #[derive(Debug, Clone, Default, Args)]
@@ -23,9 +23,18 @@ pub(crate) struct ConfigArgs {
     #[arg(long, hide_short_help = true)]
     strict_config: bool,
 
-    /// Give each sandbox its own PIDs: `isolate`; this server has no other mode
-    #[arg(long, value_name = "MODE", value_parser = pid_namespace, hide_short_help = true)]
-    linux_sandbox_pid_namespace: Option<String>,
+    /// Give each sandbox its own PIDs (isolate), or show it all processes of this machine (inherit)
+    ///
+    /// With inherit, commands see the host's /proc, command lines included; they can still neither
+    /// signal nor inspect processes outside of their sandbox.
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        hide_short_help = true,
+        hide_possible_values = true
+    )]
+    linux_sandbox_pid_namespace: Option<PidNamespace>,
 
     /// Let proxies of a managed network pass requests for private addresses on to the upstream proxy
     #[arg(long, hide_short_help = true, env = "CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM")]
@@ -33,6 +42,11 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
+    /// Whether sandboxes see the processes of the host.
+    pub(crate) fn shares_pids(&self) -> bool {
+        self.linux_sandbox_pid_namespace == Some(PidNamespace::Inherit)
+    }
+
     /// Logs the flags that have no effect. Call it once logging is set up.
     pub(crate) fn note_ignored(&self) {
         // Values may be secrets.
@@ -54,10 +68,9 @@ fn feature(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn pid_namespace(text: &str) -> Result<String, String> {
-    match text {
-        "isolate" => Ok(text.to_owned()),
-        "inherit" => Err("not supported; this server always isolates".to_owned()),
-        _ => Err("expected isolate".to_owned()),
-    }
+/// Whose PIDs a sandbox sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PidNamespace {
+    Isolate,
+    Inherit,
 }

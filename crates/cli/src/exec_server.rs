@@ -141,6 +141,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     config.own_files = own_files;
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
+    config.sandbox_shares_pids = args.config.shares_pids();
     config.concurrent_requests = args.concurrent_requests;
     config.detach_ttl = args.detach_ttl;
     config.stop_grace = args.stop_grace;

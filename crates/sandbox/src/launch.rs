@@ -21,7 +21,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::apply;
 use crate::apply::network::EmptyNetwork;
-use crate::capabilities::{Capabilities, Shortfall};
+use crate::capabilities::{Capabilities, NEEDED_LANDLOCK, Shortfall};
 use crate::decide::facts::Facts;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{
@@ -53,6 +53,10 @@ pub struct Config {
     pub cache_plans: bool,
     /// Minimum assurance where the request names none (default: full).
     pub assurance: Assurance,
+    /// Programs stay in the PID namespace of the server (default: false): they see the processes and the
+    /// `/proc` of the host. Landlock still keeps their signals inside. Helpers have a namespace of their
+    /// own in any case.
+    pub shares_pids: bool,
 }
 
 impl Config {
@@ -65,6 +69,7 @@ impl Config {
             own_files: OwnFiles::default(),
             cache_plans: true,
             assurance: Assurance::Full,
+            shares_pids: false,
         }
     }
 }
@@ -573,9 +578,22 @@ impl Sandbox {
                 remedy: self.capabilities.namespace_remedy().to_owned(),
             });
         }
+        let shares_pids = self.config.shares_pids
+            && planned.enforcement.isolation == Isolation::Namespaces
+            && !matches!(target, Target::Helper { .. });
+        if shares_pids && self.capabilities.landlock_abi < NEEDED_LANDLOCK {
+            return Err(PrepareError::Unsupported {
+                reason: format!(
+                    "without a PID namespace only Landlock {NEEDED_LANDLOCK} keeps signals inside, and \
+                     the kernel has version {}",
+                    self.capabilities.landlock_abi
+                ),
+                remedy: "use --linux-sandbox-pid-namespace isolate".to_owned(),
+            });
+        }
         let enforcement = Arc::clone(&planned.enforcement);
         let cleanup = Cleanup { enforcement: Arc::clone(&enforcement) };
-        let filter = seccomp::Filter::of(&enforcement, &network);
+        let filter = seccomp::Filter::of(&enforcement, &network, shares_pids);
         let seccomp = seccomp::program(filter).map_err(|error| PrepareError::Unsupported {
             reason: error.to_string(),
             remedy: "run the server on x86-64 or arm64".to_owned(),
@@ -600,7 +618,7 @@ impl Sandbox {
         }
         let passed = descriptors.iter().map(|descriptor| descriptor.number).collect();
         let has_host_network = network == Network::Host;
-        let plan = Plan { enforcement, network, passed, seccomp, target };
+        let plan = Plan { enforcement, network, shares_pids, passed, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
             .map_err(io_error("making the status pipe"))?;

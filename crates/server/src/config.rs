@@ -39,6 +39,9 @@ pub struct ServerConfig {
     /// Default true. If false, the server computes a plan for every request, which takes longer for long
     /// policies.
     pub sandbox_plan_cache: bool,
+    /// Sandboxed processes see the processes and the `/proc` of the host (default: false). They can still
+    /// neither signal nor inspect those outside of their sandbox.
+    pub sandbox_shares_pids: bool,
     /// How long the server keeps a session without a connection. Default 30 s; then it kills the
     /// session's processes.
     pub detach_ttl: Duration,
@@ -107,6 +110,7 @@ impl Default for ServerConfig {
             own_files: OwnFiles::default(),
             sandbox_assurance: Assurance::Full,
             sandbox_plan_cache: true,
+            sandbox_shares_pids: false,
             detach_ttl: Duration::from_secs(30),
             max_detach_ttl: Duration::from_secs(7 * 24 * 3600),
             stop_grace: Duration::ZERO,

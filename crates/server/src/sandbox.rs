@@ -38,6 +38,7 @@ impl Confiner {
         setup.own_files = config.own_files.clone();
         setup.assurance = config.sandbox_assurance;
         setup.cache_plans = config.sandbox_plan_cache;
+        setup.shares_pids = config.sandbox_shares_pids;
         let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
         Ok(Self(Some(Enforcer { sandbox, helpers })))

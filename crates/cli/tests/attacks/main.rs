@@ -17,6 +17,8 @@ mod repositories;
 mod server;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
+#[path = "../../../sandbox/tests/support/spawn.rs"]
+mod spawn;
 #[expect(dead_code, reason = "shared with the tests in `it`, which use all of it")]
 #[path = "../it/support.rs"]
 mod support;

@@ -433,7 +433,7 @@ fn conflicting_flags_are_refused() {
             2,
             "--ws-auth",
         ),
-        (vec!["--linux-sandbox-pid-namespace", "inherit"], 2, "not supported"),
+        (vec!["--linux-sandbox-pid-namespace", "other"], 2, "isolate, inherit"),
         (vec!["--enable", ""], 2, "--enable"),
     ] {
         let (status, text) = exit_and_stderr(bare().args(&arguments).spawn().unwrap());

@@ -19,6 +19,7 @@ mod memory;
 mod old_server;
 mod own_files;
 mod patch;
+mod pid_namespace;
 mod placeholders;
 mod promises;
 mod proxy;

@@ -28,11 +28,12 @@ impl SandboxBackend for NativeSandbox {
     type Refusal = PrepareError;
 
     fn new(config: SandboxConfig) -> io::Result<Self> {
-        let SandboxConfig { executable, own_files, assurance, cache_plans } = config;
+        let SandboxConfig { executable, own_files, assurance, cache_plans, shares_pids } = config;
         let mut config = Config::new(executable);
         config.own_files = own_files;
         config.assurance = assurance;
         config.cache_plans = cache_plans;
+        config.shares_pids = shares_pids;
         Sandbox::new(config).map(Self)
     }
 

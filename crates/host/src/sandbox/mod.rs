@@ -102,6 +102,9 @@ pub struct SandboxConfig {
     pub assurance: Assurance,
     /// Reuse a plan while the files it depends on are unchanged (default: true).
     pub cache_plans: bool,
+    /// Programs see the processes and the `/proc` of the host (default: false). They can still neither
+    /// signal nor inspect those outside of their sandbox.
+    pub shares_pids: bool,
 }
 
 impl SandboxConfig {
@@ -112,6 +115,7 @@ impl SandboxConfig {
             own_files: OwnFiles::default(),
             assurance: Assurance::Full,
             cache_plans: true,
+            shares_pids: false,
         }
     }
 }

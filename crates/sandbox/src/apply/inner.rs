@@ -1,4 +1,4 @@
-//! The inner process, PID 1 of its PID namespace: builds the sandbox around itself, starts the target,
+//! The inner process, PID 1 of its PID namespace if it has one: builds the sandbox around itself, starts the target,
 //! reaps.
 //!
 //! Invariant: every restriction of the target applies to this process before the target exists; the
@@ -42,7 +42,11 @@ pub(super) fn run(
     }
     let terminal = streams::terminal();
     let reopened = streams::confine(enforcement, changeable)?;
-    let proven = tree::build(enforcement, held, terminal)?;
+    if plan.shares_pids {
+        let own = rustix::process::getpid();
+        rustix::process::set_child_subreaper(Some(own)).map_err(during(Stage::Namespaces))?;
+    }
+    let proven = tree::build(enforcement, held, terminal, plan.shares_pids)?;
     privileges::limit_processes(enforcement.processes)?;
     privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {
@@ -73,7 +77,7 @@ pub(super) fn run(
             open.extend(reopened.descriptors());
             open.sort_unstable();
             sys::close_all_but(&open).map_err(during(Stage::Descriptors))?;
-            let code = reap(target, stop_pipe);
+            let code = reap(target, stop_pipe, plan.shares_pids);
             reopened.advance();
             sys::exit_now(code)
         }
@@ -123,7 +127,7 @@ fn send_listener(listener: &OwnedFd, pipe: &OwnedFd, ready: &OwnedFd) -> Result<
 
 /// Reaps until the target has exited; then this process ends and the kernel kills the rest. Reports
 /// each stop of the target, if requested.
-fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
+fn reap(target: i32, stop_pipe: Option<&OwnedFd>, shares_pids: bool) -> i32 {
     let flags =
         libc::WNOHANG | libc::__WALL | if stop_pipe.is_some() { libc::WUNTRACED } else { 0 };
     // SAFETY: the set is filled before it is used; the information is plain data.
@@ -149,7 +153,7 @@ fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
         // SAFETY: both live across the call. Every signal is blocked, so none is missed in between.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, &raw mut information) };
         if signal > 0 && signal != libc::SIGCHLD {
-            forward_signal(target, signal, &information);
+            forward_signal(target, signal, &information, shares_pids);
         }
     }
 }
@@ -158,16 +162,17 @@ fn reap(target: i32, stop_pipe: Option<&OwnedFd>) -> i32 {
 /// has received the signal already; one with its own group, such as a shell with job control, has not.
 /// A queued signal was sent to the outer process alone, so the target never has it. When the shell of a
 /// stopped job ends, or its terminal, the kernel signals only the job's group.
-fn forward_signal(target: i32, signal: i32, information: &libc::siginfo_t) {
+fn forward_signal(target: i32, signal: i32, information: &libc::siginfo_t, shares_pids: bool) {
     // SAFETY: for a signal sent by a process the sender is stored.
     let sender = unsafe { information.si_pid() };
     let hangs_up =
         information.si_code == libc::SI_KERNEL && matches!(signal, libc::SIGHUP | libc::SIGCONT);
-    let from_outside = hangs_up || information.si_code <= 0 && sender == 0;
+    // With shared pids the sender may be inside. It could have signalled the target itself.
+    let from_outside = hangs_up || information.si_code <= 0 && (sender == 0 || shares_pids);
     // SAFETY: no pointers. A group outside of this namespace reads as 0.
-    let group = unsafe { libc::getpgid(target) };
+    let (group, own_group) = unsafe { (libc::getpgid(target), libc::getpgrp()) };
     let receiver = match group {
-        1.. => -group,
+        1.. if group != own_group => -group,
         _ if information.si_code == libc::SI_QUEUE => target,
         _ => return,
     };

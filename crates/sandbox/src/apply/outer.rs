@@ -19,8 +19,7 @@ use crate::plan::{Network, Plan};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
 
-const NAMESPACES: i32 =
-    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
 
 /// Descriptors and settings from the server, besides the plan.
 pub(super) struct Inherited {
@@ -46,6 +45,11 @@ pub(super) fn run(
         // The lifeline reports the end of the server, which leaves time to clean up.
         sys::prctl(libc::PR_SET_PDEATHSIG, 0).map_err(during(Stage::Namespaces))?;
     }
+    if plan.shares_pids {
+        // Without a PID namespace no process inside is the one whose end kills the others.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(during(Stage::Namespaces))?;
+    }
     let held = HeldPlaceholders::create(&plan.enforcement.tree.placeholders)?;
     let Inner { pid, pidfd, ready_sender, listener_pipe, stop_pipe } =
         start(plan, status, inherited, &held, helpers).inspect_err(|_| held.release())?;
@@ -65,6 +69,9 @@ pub(super) fn run(
     let (lifeline, forwarder) = (inherited.lifeline.as_ref(), forwarder.as_ref());
     Supervisor { pidfd: &pidfd, lifeline, forwarder, broker: broker.as_ref() }.run();
     let code = wait(pid);
+    if plan.shares_pids {
+        kill_children();
+    }
     held.release();
     drop(ready_sender);
     sys::exit_now(code)
@@ -113,8 +120,9 @@ fn start(
         }
         (Network::None, None) | (Network::Managed(_), _) => libc::CLONE_NEWNET,
     };
+    let pids = if plan.shares_pids { 0 } else { libc::CLONE_NEWPID };
     // SAFETY: this process has one thread.
-    let forked = unsafe { sys::fork_into((NAMESPACES | network) as u64, libc::SIGCHLD) };
+    let forked = unsafe { sys::fork_into((NAMESPACES | pids | network) as u64, libc::SIGCHLD) };
     let (pid, pidfd) = match forked.map_err(during(Stage::Namespaces))? {
         Some(child) => child,
         None => {
@@ -238,6 +246,23 @@ impl Supervisor<'_> {
             connections_pending: connections_pending.contains(PollFlags::IN),
             stopped: self.forwarder.is_some() && stopped.contains(PollFlags::IN),
         })
+    }
+}
+
+/// Kills what the inner process has left, until this process has no children.
+fn kill_children() {
+    loop {
+        // A process that forks before it is killed leaves another one, which comes next.
+        let children = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+        for pid in children.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
+            // SAFETY: no pointers. This process has not reaped it, so the pid is still its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        // SAFETY: a null status is allowed.
+        let waited = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL) };
+        if waited < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return;
+        }
     }
 }
 

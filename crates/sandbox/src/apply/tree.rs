@@ -43,12 +43,13 @@ pub(super) fn build(
     enforcement: &Enforcement,
     held: &HeldPlaceholders,
     terminal: Option<OwnedFd>,
+    shares_pids: bool,
 ) -> Result<ProvenMounts, Failure> {
     let tree = &enforcement.tree;
     let terminal = terminal.filter(|_| can_mount_terminal(tree));
     let host = sys::open_absolute(Path::new("/")).map_err(during(Stage::Sources))?;
     let files = raise_descriptor_limit(tree)?;
-    let sources = open_sources(tree, &host, held)?;
+    let sources = open_sources(tree, &host, held, shares_pids)?;
     base(tree, &host)?;
     let scratch = Scratch::make(tree, enforcement.shared_memory, terminal.is_some())?;
     let mut expected = Vec::with_capacity(tree.operations.len() + 2);
@@ -133,6 +134,7 @@ fn open_sources(
     tree: &Tree,
     host: &OwnedFd,
     held: &HeldPlaceholders,
+    shares_pids: bool,
 ) -> Result<HashMap<usize, OwnedFd>, Failure> {
     let mut sources = HashMap::new();
     for (index, operation) in tree.operations.iter().enumerate() {
@@ -141,6 +143,11 @@ fn open_sources(
             Operation::Bind { path, device: true, .. } => {
                 let source = sys::clone_named(host, relative_to_root(path));
                 sources.insert(index, source.map_err(at(Stage::Sources, path))?);
+                continue;
+            }
+            Operation::Proc if shares_pids => {
+                let source = sys::clone_named(host, Path::new("proc"));
+                sources.insert(index, source.map_err(during(Stage::Proc))?);
                 continue;
             }
             Operation::Bind { path, identity, .. } => {
@@ -436,7 +443,13 @@ impl TreeBuilder<'_> {
                     self.bound(index, path, closed)
                 }
             }
-            Operation::Proc => own(proc(self.enforcement.processes)?, closed),
+            Operation::Proc => {
+                if let Some(mount) = self.sources.get(&index) {
+                    limit_watches(mount);
+                    return self.bound(index, path, closed);
+                }
+                own(proc(self.enforcement.processes)?, closed)
+            }
             Operation::Terminals => {
                 let options = [("ptmxmode", "0666"), ("mode", "0620")];
                 let mount = sys::new_mount(c"devpts", &options, ATTR_NOSUID);

@@ -28,6 +28,8 @@ pub struct Plan {
     pub enforcement: Arc<Enforcement>,
     /// The network of the target.
     pub network: Network,
+    /// The target is in the PID namespace of the server, whose `/proc` it sees.
+    pub shares_pids: bool,
     /// Numbers of the passed descriptors, besides the plan and the status pipe. Listed here because
     /// other numbers may happen to be open.
     pub passed: Vec<i32>,
@@ -182,7 +184,7 @@ pub enum Operation {
         /// Index of the missing name; the last one is the placeholder itself.
         level: u32,
     },
-    /// A new `/proc` of the new PID namespace, read-only.
+    /// A new `/proc` of the new PID namespace, read-only; the host's, if that is shared.
     Proc,
     /// A new `/dev/pts`.
     Terminals,

@@ -184,7 +184,7 @@ const NETWORK_MANAGED: Rules = &[
     ),
 ];
 
-/// Without namespaces: a process may control itself, for which it passes 0.
+/// Without a PID namespace: a process may control itself, for which it passes 0.
 const OTHER_PROCESSES: Rules = &[
     (
         &[
@@ -216,7 +216,7 @@ pub(super) fn rules(filter: Filter) -> impl Iterator<Item = (c_long, Rule)> {
         Sockets::Pairs => NETWORK_RESTRICTED,
         Sockets::Managed => NETWORK_MANAGED,
     };
-    let processes: Rules = if filter.shared_host { OTHER_PROCESSES } else { &[] };
+    let processes: Rules = if filter.shared_processes { OTHER_PROCESSES } else { &[] };
     let controls = if filter.host_devices { NO_FILE_SYSTEM_CONTROLS } else { LISTED_CONTROLS };
     let brokered: Rules = if filter.brokered { BROKERED } else { &[] };
     [ALWAYS, network, brokered, processes, controls]

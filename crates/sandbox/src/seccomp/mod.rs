@@ -29,9 +29,10 @@ type Instruction = u64;
 pub(crate) struct Filter {
     /// Which sockets there are.
     pub sockets: Sockets,
-    /// There are no namespaces: the host's processes and IPC objects are reachable and must be
-    /// protected.
+    /// There are no namespaces: the host's IPC objects are reachable and must be protected.
     pub shared_host: bool,
+    /// There is no PID namespace: the host's processes are reachable and must be protected.
+    pub shared_processes: bool,
     /// Landlock alone protects the files, and does not cover changes of metadata.
     pub frozen_metadata: bool,
     /// Every `connect` goes to the outer process, which decides and makes the connection.
@@ -52,29 +53,31 @@ pub(crate) enum Sockets {
 }
 
 impl Filter {
-    pub(crate) fn of(enforcement: &Enforcement, network: &Network) -> Self {
+    pub(crate) fn of(enforcement: &Enforcement, network: &Network, shares_pids: bool) -> Self {
         let sockets = match network {
             Network::Host => Sockets::Network,
             Network::None => Sockets::Pairs,
             Network::Managed(_) => Sockets::Managed,
         };
         let shared_host = enforcement.isolation == Isolation::LandlockOnly;
+        let shared_processes = shared_host || shares_pids;
         let frozen_metadata = shared_host && enforcement.rules.is_some();
         let brokered = enforcement.is_brokered(network);
         let host_devices = enforcement.has_host_devices();
-        Self { sockets, shared_host, frozen_metadata, brokered, host_devices }
+        Self { sockets, shared_host, shared_processes, frozen_metadata, brokered, host_devices }
     }
 }
 
 /// The program for a filter, compiled on first use.
 pub(crate) fn program(filter: Filter) -> Result<Arc<[Instruction]>, FilterError> {
     type Compiled = OnceLock<Result<Arc<[Instruction]>, FilterError>>;
-    static PROGRAMS: [Compiled; 48] = [const { OnceLock::new() }; 48];
+    static PROGRAMS: [Compiled; 96] = [const { OnceLock::new() }; 96];
     let index = usize::from(filter.shared_host)
         | usize::from(filter.frozen_metadata) << 1
         | usize::from(filter.brokered) << 2
         | usize::from(filter.host_devices) << 3
-        | (filter.sockets as usize) << 4;
+        | usize::from(filter.shared_processes) << 4
+        | (filter.sockets as usize) << 5;
     PROGRAMS[index].get_or_init(|| compile(filter)).clone()
 }
 
@@ -111,7 +114,7 @@ fn verdicts(filter: Filter) -> BTreeMap<u32, Verdict> {
         .chain(unless(filter.sockets == Sockets::Pairs, table::BY_NAME))
         .chain(unless(filter.frozen_metadata, table::METADATA))
         .chain(unless(filter.shared_host, table::IPC))
-        .chain(unless(filter.shared_host, table::CONTROL_OTHERS));
+        .chain(unless(filter.shared_processes, table::CONTROL_OTHERS));
     let mut verdicts: BTreeMap<u32, Verdict> =
         allowed.map(|number| (*number as u32, Verdict::Allow)).collect();
     for (number, rule) in arguments::rules(filter) {

@@ -29,12 +29,13 @@ fn names() -> BTreeMap<u32, &'static str> {
 fn filters() -> impl Iterator<Item = Filter> {
     let sockets = [Sockets::Network, Sockets::Pairs, Sockets::Managed];
     let all = sockets.into_iter().flat_map(|sockets| {
-        (0..16).map(move |bits| Filter {
+        (0..32).map(move |bits| Filter {
             sockets,
             shared_host: bits & 1 != 0,
-            frozen_metadata: bits & 2 != 0,
-            brokered: bits & 4 != 0,
-            host_devices: bits & 8 != 0,
+            shared_processes: bits & 2 != 0,
+            frozen_metadata: bits & 4 != 0,
+            brokered: bits & 8 != 0,
+            host_devices: bits & 16 != 0,
         })
     });
     // Only connections to the host's network are brokered.
@@ -140,11 +141,11 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
                 ) && !READING_IOCTLS.contains(&int(1))
         }
         "ioctl" => !is_harmless_control(int(1)),
-        "migrate_pages" | "move_pages" | "process_mrelease" => filter.shared_host,
+        "migrate_pages" | "move_pages" | "process_mrelease" => filter.shared_processes,
         "prlimit64" | "sched_setaffinity" | "sched_setscheduler" | "sched_setparam"
-        | "sched_setattr" => filter.shared_host && int(0) != 0,
-        "setpriority" => int(0) == 1 || filter.shared_host && (int(0), int(1)) != (0, 0),
-        "ioprio_set" => int(0) == 2 || filter.shared_host && (int(0), int(1)) != (1, 0),
+        | "sched_setattr" => filter.shared_processes && int(0) != 0,
+        "setpriority" => int(0) == 1 || filter.shared_processes && (int(0), int(1)) != (0, 0),
+        "ioprio_set" => int(0) == 2 || filter.shared_processes && (int(0), int(1)) != (1, 0),
         name => {
             let ipc = ["shm", "msg", "sem", "mq_"];
             filter.shared_host && ipc.iter().any(|ipc| name.starts_with(ipc))

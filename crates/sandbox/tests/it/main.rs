@@ -21,6 +21,7 @@ mod missing_directories;
 mod plan_cache;
 mod promises;
 mod proof;
+mod shared_pids;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
 mod support;

@@ -70,6 +70,7 @@ fn run(args: &[OsString]) {
     if std::env::var_os("TEST_CLAIMS_LANDLOCK").is_some() {
         config.capabilities = Some(Capabilities { landlock_abi: 7, ..Capabilities::probe() });
     }
+    config.shares_pids = std::env::var_os("TEST_SHARES_PIDS").is_some();
     if let Some(file) = std::env::var_os("TEST_OWN_FILE") {
         config.own_files.denied.push(file.into());
     }

@@ -9,7 +9,7 @@ use crate::server::{self, User};
 use crate::support::codex;
 
 /// Addresses of this machine that a server could be reached at.
-fn addresses() -> Vec<String> {
+pub(super) fn addresses() -> Vec<String> {
     let mut all: Vec<String> =
         ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"]
             .map(str::to_owned)

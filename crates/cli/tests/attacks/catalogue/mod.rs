@@ -9,6 +9,7 @@
 
 mod classic;
 mod front_door;
+mod managed;
 mod mounts;
 mod names;
 mod odd;
