@@ -145,7 +145,7 @@ async fn through_namespace(address: SocketAddr) -> io::Result<Vec<[f64; 3]>> {
         _ => None,
     });
     let tun = tun.ok_or_else(|| io::Error::other("no TUN device that we may use"))?;
-    let namespace = Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
+    let namespace = Namespace::new(tun);
     proxy.handle().serve_namespace(namespace)?;
     (&near).write_all(&[1])?;
     let output = tokio::task::spawn_blocking(move || child.wait_with_output())

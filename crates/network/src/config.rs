@@ -32,6 +32,11 @@ pub struct Config {
     /// Opens tunnels to hosts that secrets are bound to, and in limited mode all of them (default
     /// `None`: tunnels are passed on as they are, and limited mode refuses them).
     pub mitm: Option<Mitm>,
+    /// The domains that `search` lists in the `resolv.conf` of a namespace that is served (default: none).
+    /// A name that ends in one exists there only if an allow pattern other than `*` matches it: the
+    /// resolver tries such names first if a name has fewer dots than `ndots`, and takes the first that
+    /// exists.
+    pub search_domains: Vec<String>,
     /// How names are looked up and connections made (default: by the system).
     pub connector: Arc<dyn Connector>,
     /// Limits on memory and time.
@@ -50,6 +55,7 @@ impl Config {
             ask_timeout: None,
             upstream: None,
             mitm: None,
+            search_domains: Vec::new(),
             connector: Arc::new(SystemConnector),
             limits: Limits::default(),
         }
@@ -66,6 +72,7 @@ impl std::fmt::Debug for Config {
             .field("ask_timeout", &self.ask_timeout)
             .field("upstream", &self.upstream)
             .field("mitm", &self.mitm)
+            .field("search_domains", &self.search_domains)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
     }

@@ -240,6 +240,11 @@ impl Rules {
         })
     }
 
+    /// Whether an allow pattern other than `*` matches the host at some port.
+    pub fn allows_in_particular(&self, host: &Host) -> bool {
+        self.allow.iter().any(|pattern| pattern.text != "*" && pattern.matches(host.as_str()))
+    }
+
     fn allows_by_name(&self, host: &Host, port: u16) -> bool {
         self.allow.iter().any(|pattern| {
             pattern.exact && self.counts_for(pattern, port) && pattern.text == host.as_str()

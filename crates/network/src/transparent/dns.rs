@@ -141,7 +141,9 @@ impl<'a> Question<'a> {
             return (REFUSED, none);
         }
         let Some(host) = &self.host else { return (NO_SUCH_NAME, none) };
-        if rules.denies(host) {
+        // A resolver takes the first name that exists, with a search domain or without.
+        let is_expanded = names.may_be_expanded(host) && !rules.allows_in_particular(host);
+        if rules.denies(host) || is_expanded {
             return (NO_SUCH_NAME, none);
         }
         let pair = match host.kind() {

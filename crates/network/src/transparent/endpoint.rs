@@ -53,6 +53,8 @@ struct Inner {
     received_fin: bool,
     /// We have ended ours.
     closed: bool,
+    /// The SYN has been delivered. If the socket listens afterwards, it was not taken, or reset.
+    started: bool,
 }
 
 /// How a connection ended.
@@ -101,6 +103,7 @@ impl Endpoint {
             moved: epoch,
             received_fin: false,
             closed: false,
+            started: false,
         };
         Self { link, inner: Mutex::new(inner) }
     }
@@ -112,6 +115,7 @@ impl Endpoint {
         let mut port = Port { packet: Some(packet), link: &self.link };
         let now = inner.now();
         inner.interface.poll_ingress_single(now, &mut port, &mut inner.sockets);
+        inner.started = true;
         let state = inner.state();
         inner.received_fin |=
             matches!(state, State::CloseWait | State::Closing | State::LastAck | State::TimeWait);
@@ -133,7 +137,7 @@ impl Endpoint {
     ) -> Poll<io::Result<Option<R>>> {
         let mut inner = self.inner.lock();
         let state = inner.state();
-        let opening = matches!(state, State::SynReceived | State::Listen) && !inner.closed;
+        let opening = matches!(state, State::SynReceived | State::Listen);
         let socket = inner.socket();
         if socket.can_recv() && !opening {
             let taken = socket.recv(|data| take(data));
@@ -243,9 +247,9 @@ impl Inner {
         match self.state() {
             State::TimeWait => Some(Ended::Closed),
             State::Closed if self.received_fin && self.closed => Some(Ended::Closed),
-            // A reset in SYN-RECEIVED leads back to LISTEN.
             State::Closed => Some(Ended::Reset),
-            State::Listen if self.due.is_some() || self.closed => Some(Ended::Reset),
+            // A reset in SYN-RECEIVED leads back to LISTEN.
+            State::Listen if self.started => Some(Ended::Reset),
             _ => None,
         }
     }

@@ -34,6 +34,7 @@ pub use names::{SYNTHETIC_V4, SYNTHETIC_V6};
 use self::link::Link;
 use self::names::Names;
 use self::stack::Stack;
+use crate::host::Host;
 use crate::proxy::{Client, ProxyHandle, Shared};
 
 /// The longest query that is read.
@@ -51,6 +52,13 @@ pub struct Namespace {
     pub dns_tcp: Vec<std::net::TcpListener>,
 }
 
+impl Namespace {
+    /// A namespace with nothing but this device.
+    pub fn new(tun: OwnedFd) -> Self {
+        Self { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() }
+    }
+}
+
 impl ProxyHandle {
     /// Serves a namespace until the proxy ends or the device is gone: TCP connections by the rules of the
     /// proxy, DNS with synthetic addresses ([`SYNTHETIC_V4`], [`SYNTHETIC_V6`]), nothing else.
@@ -58,7 +66,9 @@ impl ProxyHandle {
     /// Must be called within a tokio runtime.
     pub fn serve_namespace(&self, namespace: Namespace) -> io::Result<()> {
         let shared = self.shared();
-        let names = Arc::new(Names::new(shared.limits.transparent_names));
+        let search = shared.search_domains.iter();
+        let search = search.filter_map(|domain| Host::parse(domain).ok()).collect();
+        let names = Arc::new(Names::new(shared.limits.transparent_names, search));
         let stack = Stack::new(shared.clone(), names.clone(), Link::new(namespace.tun)?);
         for socket in namespace.dns_udp {
             socket.set_nonblocking(true)?;

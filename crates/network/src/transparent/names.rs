@@ -27,6 +27,7 @@ const PAIRS: u32 = (1 << 17) - 2 * FIRST_V4;
 pub(super) struct Names {
     state: Mutex<State>,
     capacity: usize,
+    search_domains: Vec<Host>,
 }
 
 #[derive(Default)]
@@ -78,9 +79,18 @@ pub(super) enum Target {
 }
 
 impl Names {
-    /// A table of at most `capacity` names.
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { state: Mutex::default(), capacity: capacity.clamp(1, PAIRS as usize / 2) }
+    /// A table of at most `capacity` names, for programs whose resolver appends `search_domains`.
+    pub(super) fn new(capacity: usize, search_domains: Vec<Host>) -> Self {
+        let capacity = capacity.clamp(1, PAIRS as usize / 2);
+        Self { state: Mutex::default(), capacity, search_domains }
+    }
+
+    /// Whether a resolver may have made this name by appending a search domain to another.
+    pub(super) fn may_be_expanded(&self, host: &Host) -> bool {
+        self.search_domains.iter().any(|domain| {
+            let prefix = host.as_str().strip_suffix(domain.as_str());
+            prefix.is_some_and(|prefix| prefix.ends_with('.'))
+        })
     }
 
     /// The addresses of a name. `None`: the table is full of names with connections.
@@ -184,7 +194,7 @@ mod tests {
 
     #[test]
     fn addresses_are_in_their_networks_and_lead_back() {
-        let names = Arc::new(Names::new(4));
+        let names = Arc::new(Names::new(4, Vec::new()));
         let pair = names.addresses(&host(1)).unwrap();
         assert_eq!(pair, names.addresses(&host(1)).unwrap());
         assert_eq!(name(&names, pair.v4).as_deref(), Some("n1.example"));
@@ -212,7 +222,7 @@ mod tests {
     fn the_least_recently_used_name_without_a_connection_goes() {
         let seed = fastrand::u64(..);
         let mut dice = fastrand::Rng::with_seed(seed);
-        let names = Arc::new(Names::new(8));
+        let names = Arc::new(Names::new(8, Vec::new()));
         // Model: index, address, connections; the one used last at the end.
         let mut model: Vec<(usize, Pair, usize)> = Vec::new();
         let mut open: Vec<(usize, Pinned)> = Vec::new();

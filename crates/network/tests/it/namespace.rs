@@ -46,7 +46,7 @@ impl Programs {
         };
         let replies = BufReader::new(near.try_clone().unwrap());
         let programs = Self { child, control: near, replies, _dir: dir };
-        let namespace = Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
+        let namespace = Namespace::new(tun);
         proxy.handle().serve_namespace(namespace).unwrap();
         Some(programs)
     }

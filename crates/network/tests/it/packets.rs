@@ -125,7 +125,7 @@ impl Client {
     /// A client of this proxy.
     pub(crate) fn of(proxy: &Proxy) -> Self {
         let (client, tun) = Self::new(9000);
-        let namespace = Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
+        let namespace = Namespace::new(tun);
         proxy.handle().serve_namespace(namespace).unwrap();
         client
     }

@@ -253,8 +253,7 @@ async fn bytes_arrive_in_order_and_wait_for_their_reader() {
     let proxy = world.allowing(&["good.com"]).await;
     for mtu in [1280, 65_535] {
         let (mut client, tun) = Client::new(mtu);
-        let namespace =
-            codex_exec_network::Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
+        let namespace = codex_exec_network::Namespace::new(tun);
         proxy.handle().serve_namespace(namespace).unwrap();
         let good = client.look_up("good.com", true).await.unwrap();
         let connection = client.connect((good, 9).into());
@@ -328,7 +327,9 @@ async fn dns_is_answered_over_tcp_and_on_sockets_that_were_handed_over() {
     let tcp = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (udp_address, tcp_address) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let (mut client, tun) = Client::new(1500);
-    let namespace = codex_exec_network::Namespace { tun, dns_udp: vec![udp], dns_tcp: vec![tcp] };
+    let mut namespace = codex_exec_network::Namespace::new(tun);
+    namespace.dns_udp.push(udp);
+    namespace.dns_tcp.push(tcp);
     proxy.handle().serve_namespace(namespace).unwrap();
     let expected = client.look_up("good.com", false).await.unwrap();
     let query = query("good.com", 1);
@@ -523,7 +524,7 @@ async fn hostile_segments_of_a_live_connection_do_not_stop_the_stack() {
     let world = World::new().await;
     let proxy = world.allowing(&["8.8.8.8"]).await;
     let (mut client, tun) = Client::new(1500);
-    let namespace = codex_exec_network::Namespace { tun, dns_udp: Vec::new(), dns_tcp: Vec::new() };
+    let namespace = codex_exec_network::Namespace::new(tun);
     proxy.handle().serve_namespace(namespace).unwrap();
     let target: IpAddr = "8.8.8.8".parse().unwrap();
     for attempt in 0..200u16 {

@@ -40,7 +40,7 @@ fn ask(names: &Names, message: &[u8]) -> (u8, Vec<u8>) {
 
 #[test]
 fn names_have_one_address_of_each_family() {
-    let names = Names::new(16);
+    let names = Names::new(16, Vec::new());
     let (code, v4) = ask(&names, &query("Good.COM", A));
     assert_eq!((code, v4.as_slice()), (NO_ERROR, &[198, 18, 1, 0][..]));
     assert_eq!(ask(&names, &query("good.com", A)).1, v4);
@@ -53,7 +53,7 @@ fn names_have_one_address_of_each_family() {
 
 #[test]
 fn everything_else_has_an_empty_answer_or_an_error() {
-    let names = Names::new(16);
+    let names = Names::new(16, Vec::new());
     // TXT, MX, HTTPS, SVCB, PTR, ANY.
     for kind in [16, 15, 65, 64, 12, 255] {
         assert_eq!(ask(&names, &query("good.com", kind)), (NO_ERROR, vec![]), "{kind}");
@@ -85,7 +85,7 @@ fn everything_else_has_an_empty_answer_or_an_error() {
 
 #[test]
 fn a_label_with_a_dot_is_no_name() {
-    let names = Names::new(16);
+    let names = Names::new(16, Vec::new());
     let mut message = query("goodxcom", A);
     message[HEADER + 5] = b'.';
     assert_eq!(ask(&names, &message).0, NO_SUCH_NAME);
@@ -93,7 +93,7 @@ fn a_label_with_a_dot_is_no_name() {
 
 #[test]
 fn extended_queries_get_extended_answers() {
-    let names = Names::new(16);
+    let names = Names::new(16, Vec::new());
     let mut message = query("good.com", A);
     message[11] = 1;
     message.extend([0, 0, 41, 0x10, 0, 0, 0, 0, 0, 0, 0]);
@@ -102,9 +102,29 @@ fn extended_queries_get_extended_answers() {
     assert!(answer.ends_with(&[0, 0, 41, 0x04, 0xd0, 0, 0, 0, 0, 0, 0]));
 }
 
+/// Else a resolver with `ndots:5` would take `good.com.cluster.local` for an answer to `good.com`.
+#[test]
+fn names_with_a_search_domain_exist_only_if_a_pattern_is_about_them() {
+    let names = Names::new(16, vec![Host::parse("cluster.local").unwrap()]);
+    let mut rules = Rules::default();
+    for pattern in ["*", "db.cluster.local"] {
+        rules.add(List::Allow, pattern).unwrap();
+    }
+    for (name, code) in [
+        ("good.com", NO_ERROR),
+        ("good.com.cluster.local", NO_SUCH_NAME),
+        ("db.cluster.local", NO_ERROR),
+        ("cluster.local", NO_ERROR),
+        ("xcluster.local", NO_ERROR),
+    ] {
+        let answer = answer(&query(name, A), &names, &rules).unwrap();
+        assert_eq!(answer[3] & 0xf, code, "{name}");
+    }
+}
+
 #[test]
 fn names_with_connections_are_not_pushed_out() {
-    let names = std::sync::Arc::new(Names::new(1));
+    let names = std::sync::Arc::new(Names::new(1, Vec::new()));
     let (_, data) = ask(&names, &query("one.com", A));
     let address = Ipv4Addr::new(data[0], data[1], data[2], data[3]);
     let pinned = names.target(address.into());
@@ -118,7 +138,7 @@ fn names_with_connections_are_not_pushed_out() {
 fn hostile_queries_are_answered_briefly() {
     let seed = fastrand::u64(..);
     let mut dice = fastrand::Rng::with_seed(seed);
-    let names = Names::new(32);
+    let names = Names::new(32, Vec::new());
     let rules = rules();
     for round in 0..100_000 {
         let mut message = match round % 3 {
