@@ -56,12 +56,10 @@ async fn initialize_returns_the_session_and_the_environment() {
     assert!(info["tempDir"].as_str().unwrap().starts_with("file:///"));
     let capabilities = info["capabilities"].as_object().unwrap();
     assert!(capabilities.values().all(Value::is_boolean));
-    for ours in ["processResize", "processList", "processSignals"] {
+    for ours in ["processResize", "processList", "processSignals", "networkProxyLaunch"] {
         assert_eq!(capabilities[ours], true, "{ours}");
     }
-    for not_ours in ["shellSnapshotV2"] {
-        assert_eq!(capabilities[not_ours], false, "{not_ours}");
-    }
+    assert_eq!(capabilities["shellSnapshotV2"], false);
 }
 
 #[tokio::test]
