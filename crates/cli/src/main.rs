@@ -13,6 +13,7 @@ mod escapes;
 mod exec_server;
 mod exit;
 mod foreground;
+mod hosts;
 mod info;
 mod input;
 mod kill;

@@ -49,7 +49,7 @@ pub(crate) struct OnArgs {
     /// Allow sending credentials to a registry on this host, even if they are restricted to other
     /// hosts; can be repeated
     #[arg(long, help_heading = "Connection", value_name = "HOST")]
-    allow_host: Vec<String>,
+    allow_registry_host: Vec<String>,
 
     /// Try this long to reconnect after the connection is lost; 0 gives up at once [default: 120;
     /// shell: its --keep]
@@ -185,7 +185,7 @@ impl OnArgs {
     /// The credential for a registry.
     fn sign_in(&self) -> anyhow::Result<SignIn> {
         let mut sources = SignInSources::from_env();
-        sources.allowed_hosts.clone_from(&self.allow_host);
+        sources.allowed_hosts.clone_from(&self.allow_registry_host);
         if let Some(token) = self.token_in_file()? {
             sources.harness_token = Some(token.into());
         }

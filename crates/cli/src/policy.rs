@@ -6,6 +6,8 @@ use codex_exec_server::PathUri;
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
 use codex_linux_sandbox::Assurance;
 
+use crate::hosts::HostRules;
+
 /// `--sandbox`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SandboxArgs {
@@ -25,6 +27,11 @@ impl SandboxArgs {
         self.sandbox.is_some()
     }
 
+    /// The host rules of the policy file, if there is one.
+    pub(crate) fn hosts(&self) -> anyhow::Result<Option<HostRules>> {
+        self.sandbox.as_deref().map_or(Ok(None), hosts)
+    }
+
     /// The sandbox, with this directory as its workspace unless a file says otherwise.
     pub(crate) fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
         let Some(given) = self.sandbox.as_deref() else { return Ok(None) };
@@ -34,6 +41,23 @@ impl SandboxArgs {
     }
 }
 
+/// The host rules in the policy file, if this names one and it has some.
+pub(crate) fn hosts(given: &str) -> anyhow::Result<Option<HostRules>> {
+    match given {
+        "read-only" | "workspace-write" => Ok(None),
+        file => HostRules::in_policy(file, &read(file)?),
+    }
+}
+
+fn read(file: &str) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(file).with_context(|| {
+        format!(
+            "cannot read the sandbox policy `{file}`; pass read-only, workspace-write or the path of \
+             a JSON file"
+        )
+    })
+}
+
 /// The policy of this name or in this file, with this directory as its workspace unless the file says
 /// otherwise.
 pub(crate) fn context(given: &str, workspace: &PathUri) -> anyhow::Result<SandboxContext> {
@@ -41,12 +65,7 @@ pub(crate) fn context(given: &str, workspace: &PathUri) -> anyhow::Result<Sandbo
         "read-only" => SandboxContext::new(PermissionProfile::read_only()),
         "workspace-write" => SandboxContext::new(PermissionProfile::workspace_write()),
         file => {
-            let text = std::fs::read(file).with_context(|| {
-                format!(
-                    "cannot read the sandbox policy `{file}`; pass read-only, workspace-write or the \
-                     path of a JSON file"
-                )
-            })?;
+            let text = read(file)?;
             serde_json::from_slice(&text).with_context(|| {
                 format!(
                     "{file} is not a valid sandbox policy; an example: \

@@ -74,8 +74,8 @@ pub(crate) struct RemoteArgs {
 
     /// Allow sending credentials to this host, even if they are restricted to other hosts; can be
     /// repeated
-    #[arg(long, value_name = "HOST", requires = "remote")]
-    allow_host: Vec<String>,
+    #[arg(long, value_name = "HOST", requires = "remote", alias = "allow-host")]
+    allow_registry_host: Vec<String>,
 
     /// Stop at the end of stdin, so that the server ends with the program that started it
     #[arg(long)]
@@ -150,7 +150,7 @@ impl RemoteArgs {
         }
         let base_url = self.remote.context("forward needs --remote URL")?;
         let mut sources = SignInSources::from_env();
-        sources.allowed_hosts = self.allow_host;
+        sources.allowed_hosts = self.allow_registry_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
         let stop =
             shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));

@@ -1,7 +1,7 @@
 //! `codex run`: runs a command on the server as if it were local.
 
 use std::cell::Cell;
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use codex_exec_server::{
 use crate::exec_server::parse_duration;
 use crate::exit::{self, CommandError, NOT_RUN, print_stderr};
 use crate::foreground::{Ending, Foreground, warn_abandoned};
+use crate::hosts::{HostArgs, HostRules, Watched};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
 use crate::output::{JsonEvent, Sink};
 use crate::policy::SandboxArgs;
@@ -37,6 +38,7 @@ Examples:
   tar c . | codex run --cwd /srv/app -- tar x          with input from a pipe
   codex run --sandbox workspace-write -- ./configure   may write to the working directory
   codex run --sandbox read-only --ask -- npm install   ask before running it without the sandbox
+  codex run --allow-host '*.crates.io' -- cargo fetch  may connect there and nowhere else
   codex run --timeout 5m --json -- make | jq .         events as JSON
   codex run --on ws://… --detach build -- make         in the background; codex attach build
 
@@ -77,6 +79,9 @@ pub(crate) struct RunArgs {
     /// If the sandbox denies the command something, ask whether to run it again without the sandbox
     #[arg(long, requires = "sandbox")]
     ask: bool,
+
+    #[command(flatten)]
+    hosts: HostArgs,
 
     /// Kill the command after this time and exit with 124: 500ms, 30s, 5m, 2h
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -126,17 +131,23 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // Before anything else: a server in this process treats every child as its own.
     let terminal = args.tty.then(|| Terminal::open("-t")).transpose()?;
+    let rules = args.host_rules()?;
+    let asks = rules.as_ref().is_some_and(|rules| rules.ask);
+    if asks && args.tty {
+        bail!("--ask-host needs the terminal that -t gives to the command; leave out one of them");
+    }
     block_on(async {
         let signals = Signals::listen()?;
-        let options =
-            ConnectOptions { sandbox: args.sandbox.is_given(), ..ConnectOptions::default() };
+        let sandbox = args.sandbox.is_given() || rules.is_some();
+        let options = ConnectOptions { sandbox, ..ConnectOptions::default() };
         let connected = tokio::select! {
             connected = args.on.connect(options) => connected?,
             code = signals.exit_code() => return Ok(exit::status(code)),
         };
         let foreground = Foreground {
             terminal: terminal.as_ref(),
-            forward_stdin: !args.no_stdin,
+            // Answers on the terminal must not reach the command.
+            forward_stdin: !(args.no_stdin || asks && io::stdin().is_terminal()),
             escapes: false,
             json: args.json,
             timeout: args.timeout,
@@ -145,10 +156,14 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
             signals: &signals,
         };
         let process = Cell::new(None);
+        let watched = rules.as_ref().map(|rules| Watched::start(&connected.client, rules));
         let ending = args.run_process(&connected, &foreground, &process).await;
         drop(terminal);
         let session = connected.client.session_id();
         connected.close().await;
+        if let Some(watched) = watched {
+            watched.report().await;
+        }
         match ending? {
             Ending::Exited { code, .. } | Ending::Stopped(code) | Ending::Unwritable(code) => {
                 Ok(exit::status(code))
@@ -193,6 +208,11 @@ impl RunArgs {
         }
     }
 
+    /// The hosts that the command may connect to; `None`: not restricted.
+    fn host_rules(&self) -> anyhow::Result<Option<HostRules>> {
+        Ok(self.hosts.rules(self.sandbox.hosts()?))
+    }
+
     /// The command to start, without the options of detached runs.
     fn exec_command(&self, connected: &Connected, stdin: bool) -> anyhow::Result<ExecCommand> {
         let client = &connected.client;
@@ -201,10 +221,14 @@ impl RunArgs {
             true => with_terminal_size(client, self.command.clone()),
             false => self.command.clone(),
         };
+        let sandbox = self.sandbox.context(&cwd)?;
         let mut command = ExecCommand::new(argv)
-            .sandbox(self.sandbox.context(&cwd)?)
             .cwd_uri(cwd)
             .env_policy(self.env_policy(connected.is_embedded()));
+        command = match self.host_rules()? {
+            Some(rules) => rules.apply(client, command, sandbox)?,
+            None => command.sandbox(sandbox),
+        };
         if self.tty {
             command = in_terminal(command);
         } else if stdin && (client.capabilities().process_close_stdin || !input::is_at_end()) {
@@ -368,7 +392,11 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
         );
     }
     SavedSession::require_free(name)?;
-    let sandbox = args.sandbox.is_given();
+    let rules = args.host_rules()?;
+    if rules.as_ref().is_some_and(|rules| rules.ask) {
+        bail!("--ask-host needs a command in the foreground; leave out --detach");
+    }
+    let sandbox = args.sandbox.is_given() || rules.is_some();
     let options =
         ConnectOptions { detach_ttl: Some(args.keep), sandbox, ..ConnectOptions::default() };
     let connected = args.on.connect(options).await?;

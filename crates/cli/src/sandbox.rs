@@ -1,5 +1,6 @@
 //! `codex sandbox`: runs a local command in a sandbox.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
@@ -7,15 +8,19 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use codex_exec_network::{NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT, proxy_variables};
 use codex_exec_server::client::{PermissionProfile, SandboxContext};
 use codex_exec_server::protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
 };
 use codex_exec_server::{ErrorKind, PathUri};
 use codex_exec_server::{NEVER_INHERITED, NEVER_PASSED_ON};
-use codex_linux_sandbox::{Assurance, Config, Failure, Launch, Prepared, Request, Sandbox, Stage};
+use codex_linux_sandbox::{
+    Assurance, Config, Failure, Launch, ManagedNetwork, Prepared, Request, Sandbox, Stage,
+};
 
 use crate::exit::{self, CommandError};
+use crate::hosts::{HostArgs, HostRules};
 use crate::own_files::own_files;
 use crate::policy;
 
@@ -42,6 +47,7 @@ Examples:
   codex sandbox -- ./configure                           read only
   codex sandbox --profile workspace-write -- make        may write to this directory
   codex sandbox --profile workspace-write --network -- npm install
+  codex sandbox --allow-host github.com --allow-host '*.crates.io:443' -- cargo fetch
   codex sandbox --writable ~/.cache -- make -n           may write to one more directory
   codex sandbox --profile policy.json -- sh              with your own policy, such as
     {\"type\":\"managed\",\"network\":\"restricted\",\"file_system\":{\"type\":\"restricted\",\"entries\":[
@@ -63,6 +69,9 @@ pub(crate) struct SandboxArgs {
     /// Allow using the network
     #[arg(long)]
     network: bool,
+
+    #[command(flatten)]
+    hosts: HostArgs,
 
     /// Weakest sandbox level to accept: full, namespaces or landlock; see codex doctor
     #[arg(long, value_name = "LEVEL", default_value_t)]
@@ -94,6 +103,7 @@ impl SandboxArgs {
     fn run(&self) -> anyhow::Result<ExitCode> {
         let cwd = std::env::current_dir().context("cannot find the working directory")?;
         let context = self.context(&cwd)?;
+        let rules = self.host_rules()?;
         let executable = std::env::current_exe().context("cannot find this executable")?;
         let (own_files, assurance) = (own_files([]), self.assurance);
         let mut config = Config::new(executable);
@@ -101,10 +111,14 @@ impl SandboxArgs {
         config.assurance = assurance;
         let sandbox = Sandbox::new(config).context("cannot create a sandbox")?;
         for may_retry in [true, false] {
-            let Some(launch) = self.prepare(&sandbox, &context, &cwd)? else {
+            let Some(launch) = self.prepare(&sandbox, &context, &cwd, rules.is_some())? else {
                 return self.exec_unsandboxed();
             };
-            match launch.run_in_foreground().context("cannot start the sandbox")? {
+            let ran = match &rules {
+                Some(rules) => rules.serve_in_foreground(launch)?,
+                None => launch.run_in_foreground(),
+            };
+            match ran.context("cannot start the sandbox")? {
                 Ok(code) => return Ok(exit::status(code)),
                 // A path changed while the sandbox was being built.
                 Err(failure) if may_retry && failure.is_race() => {}
@@ -112,6 +126,21 @@ impl SandboxArgs {
             }
         }
         bail!("cannot build the sandbox: the paths of the policy keep changing; try again")
+    }
+
+    /// The hosts that the command may connect to; `None`: those of the policy.
+    fn host_rules(&self) -> anyhow::Result<Option<HostRules>> {
+        let rules = self.hosts.rules(policy::hosts(&self.profile)?);
+        match &rules {
+            Some(_) if self.network => {
+                bail!("--network allows every host; leave out it or the host rules")
+            }
+            Some(rules) if rules.ask => bail!(
+                "codex sandbox gives the terminal to the command, so it cannot ask; use codex run \
+                 --ask-host"
+            ),
+            _ => Ok(rules),
+        }
     }
 
     /// The sandbox policy.
@@ -148,19 +177,29 @@ impl SandboxArgs {
         sandbox: &Sandbox,
         context: &SandboxContext,
         cwd: &Path,
+        managed: bool,
     ) -> anyhow::Result<Option<Launch>> {
         let is_ours = |name: &OsString| {
             NEVER_PASSED_ON.iter().chain(NEVER_INHERITED).any(|never| name == never)
         };
-        let env: Vec<(OsString, OsString)> =
+        let mut env: BTreeMap<OsString, OsString> =
             std::env::vars_os().filter(|(name, _)| !is_ours(name)).collect();
+        let network = managed.then(|| ManagedNetwork {
+            loopback_ports: vec![NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT],
+            transparent: true,
+        });
+        if managed {
+            let variables = proxy_variables(NAMESPACE_HTTP_PORT, Some(NAMESPACE_SOCKS_PORT), false);
+            env.extend(variables.into_iter().map(|(name, value)| (name.into(), value.into())));
+        }
+        let env: Vec<_> = env.into_iter().collect();
         let command = codex_linux_sandbox::Command::Program {
             argv: &self.command,
             arg0: None,
             env: &env,
             cwd,
         };
-        match sandbox.prepare(context, &Request::new(command))? {
+        match sandbox.prepare(context, &Request { command, network: network.as_ref() })? {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
                 if launch.globs_truncated {

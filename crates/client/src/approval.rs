@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use codex_exec_server_protocol::{NetworkPolicy, PermissionProfile, SandboxContext};
+
 use crate::client::ExecServerClient;
 use crate::error::ExecServerError;
 use crate::process::{ExecCommand, ExitStatus, Output, Process};
@@ -77,7 +79,13 @@ impl ExecServerClient {
             Approval::Refused => Ok(first),
             Approval::Approved => {
                 let mut again = command;
-                again.sandbox = None;
+                // Without the sandbox, but not without the network that was asked for.
+                let network_alone = || {
+                    SandboxContext::new(PermissionProfile::External {
+                        network: NetworkPolicy::Restricted,
+                    })
+                };
+                again.sandbox = again.enforce_managed_network.then(network_alone);
                 // The server keeps the first process's id for a while.
                 again.process_id = None;
                 drive(self.spawn(again).await?).await

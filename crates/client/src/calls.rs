@@ -9,6 +9,7 @@ use codex_exec_server_protocol::environment::{EnvironmentStatusParams, Environme
 use codex_exec_server_protocol::environment_config::*;
 use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
+use codex_exec_server_protocol::network::*;
 use codex_exec_server_protocol::process::*;
 use codex_exec_server_protocol::{call, file_methods, request_methods};
 

@@ -9,6 +9,7 @@ use codex_exec_rpc::{Connection, WebsocketDial};
 use codex_exec_server_protocol::environment::{
     Capabilities, EnvironmentInfo, EnvironmentInfoParams,
 };
+use codex_exec_server_protocol::network::{NetworkPolicyAnswer, NetworkPolicyRequestParams};
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
@@ -239,10 +240,36 @@ impl ExecServerClient {
     }
 
     /// Subscribes to a kind of notification that does not belong to a process: `http/request/bodyDelta`,
-    /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`. Subscribe before the request that causes
+    /// `fs/changed`, `fs/missingChanged`, `fs/search/matches`, `network/policyDecision`. Subscribe before the request that causes
     /// them.
     pub fn subscribe<N: Notification>(&self) -> Notifications<N> {
         self.shared.subscriptions.subscribe(self.shared.tuning.notification_queue)
+    }
+
+    /// Answers the server's questions about hosts that a process's network proxy leaves undecided, until
+    /// another handler is set. Without one, the answer is to deny. The server asks only if the process was
+    /// started with `policyDecisionTimeoutMs`, and each answer is about one request of the process. For
+    /// the records of all decisions, [subscribe](Self::subscribe) to
+    /// [`NetworkPolicyDecision`](codex_exec_server_protocol::notification::NetworkPolicyDecision).
+    ///
+    /// ```no_run
+    /// # async fn run(client: codex_exec_client::ExecServerClient) {
+    /// use codex_exec_client::protocol::network::NetworkPolicyAnswer;
+    /// client.on_policy_request(|question| async move {
+    ///     match question.request.host.as_str() {
+    ///         "example.com" => NetworkPolicyAnswer::Allow,
+    ///         _ => NetworkPolicyAnswer::Deny { reason: "not_allowed".into() },
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    pub fn on_policy_request<F>(
+        &self,
+        handler: impl Fn(NetworkPolicyRequestParams) -> F + Send + Sync + 'static,
+    ) where
+        F: Future<Output = NetworkPolicyAnswer> + Send + 'static,
+    {
+        self.shared.answers.set_handler(Arc::new(move |question| Box::pin(handler(question))));
     }
 
     /// A new id, unique among clients, for requests that need one.

@@ -13,8 +13,7 @@ use codex_exec_rpc::Connection;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, RpcError, encode,
-    notification,
+    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, notification,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -142,11 +141,8 @@ impl Driver {
                     .await
                     .map_err(|e| e.to_string())?;
             }
-            Incoming::Request { id, method, .. } => {
-                let response = encode::error(&id, &RpcError::method_not_found(&method));
-                // In a task: the send queue may be full, and reading must not stop.
-                let outbound = channel.outbound().clone();
-                tokio::spawn(async move { outbound.send(response).await });
+            Incoming::Request { id, method, params, .. } => {
+                self.shared.answers.answer(id, &method, params, channel.outbound());
             }
         }
         Ok(())

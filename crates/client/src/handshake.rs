@@ -65,6 +65,11 @@ async fn exchange(
             }
             // Events of a resumed session; the client reads them again later.
             Ok(Incoming::Notification { .. }) => {}
+            // A question of a resumed session, too early for this client.
+            Ok(Incoming::Request { id, method, .. }) => {
+                let refused = encode::error(&id, &RpcError::method_not_found(&method));
+                connection.outbound().send(refused).await.map_err(ended)?;
+            }
             Ok(_) => {
                 return Err(HandshakeError::Protocol(
                     "the server sent something other than a response".to_owned(),

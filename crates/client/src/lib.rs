@@ -29,6 +29,7 @@ mod http;
 mod infer_kind;
 mod options;
 mod patch;
+mod policy;
 mod process;
 mod shared;
 mod subscriptions;

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::channel::{Channel, ChannelError};
 use crate::error::{ExecServerError, Lost};
 use crate::options::ClientTuning;
+use crate::policy::Answers;
 use crate::process::SharedSequencer;
 use crate::subscriptions::Subscriptions;
 
@@ -52,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) channel: watch::Sender<ChannelState>,
     pub(crate) status: watch::Sender<ConnectionStatus>,
     pub(crate) subscriptions: Subscriptions,
+    /// Responses to the server's requests.
+    pub(crate) answers: Answers,
     pub(crate) session: Mutex<Option<String>>,
     pub(crate) info: Mutex<Arc<EnvironmentInfo>>,
     processes: Mutex<HashMap<ProcessId, Arc<SharedSequencer>>>,
@@ -81,6 +84,7 @@ impl Shared {
             channel: watch::Sender::new(ChannelState::Up(channel)),
             status: watch::Sender::new(ConnectionStatus::Connected),
             subscriptions: Subscriptions::default(),
+            answers: Answers::default(),
             session: Mutex::new(None),
             info: Mutex::default(),
             processes: Mutex::default(),

@@ -36,7 +36,7 @@ pub enum SignInError {
     /// The credential must not be sent to this host.
     #[error(
         "refusing to send the {credential} to {host}: {rule}; if you trust that host, add \
-         --allow-host {host}"
+         --allow-registry-host {host}"
     )]
     HostNotAllowed {
         /// The kind of credential.
@@ -245,7 +245,7 @@ mod tests {
             (&token, "http://own.example"),
         ] {
             let error = sign_in.check_target(&url(base)).unwrap_err();
-            assert!(error.to_string().contains("--allow-host"), "{error}");
+            assert!(error.to_string().contains("--allow-registry-host"), "{error}");
         }
         let with_allowed_hosts = key.with_allowed_hosts(vec!["Own.example".to_owned()]);
         with_allowed_hosts.check_target(&url("http://own.example:99")).unwrap();

@@ -17,6 +17,9 @@ pub struct Config {
     pub rules: Rules,
     /// Which requests pass once the host is allowed (default [`Mode::Full`]).
     pub mode: Mode,
+    /// Listen on ports of this machine (default true). Otherwise connections come only by a
+    /// [`ProxyHandle`](crate::ProxyHandle).
+    pub listen: bool,
     /// Listen for SOCKS5, too (default true).
     pub socks5: bool,
     /// Offer SOCKS5 UDP ASSOCIATE (default true). Otherwise it is answered with reply 7.
@@ -46,6 +49,7 @@ impl Config {
         Self {
             rules,
             mode: Mode::Full,
+            listen: true,
             socks5: true,
             socks5_udp: true,
             ask_timeout: None,

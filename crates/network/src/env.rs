@@ -1,5 +1,12 @@
 //! The variables that point a process at its proxy.
 
+/// The port of the HTTP proxy in a network namespace of a process's own: free there, unusual, and not
+/// ephemeral.
+pub const NAMESPACE_HTTP_PORT: u16 = 29_128;
+
+/// The port of the SOCKS5 proxy there.
+pub const NAMESPACE_SOCKS_PORT: u16 = 29_108;
+
 /// Variables that hold the HTTP proxy.
 const HTTP: &[&str] = &[
     "HTTP_PROXY",
@@ -63,6 +70,34 @@ pub fn proxy_variables(
     variables
 }
 
+/// The ports of 127.0.0.1 that the proxy variables of an environment name.
+pub fn loopback_proxy_ports(variable: impl Fn(&str) -> Option<String>) -> Vec<u16> {
+    let mut ports = Vec::new();
+    for port in HTTP.iter().chain(ANY).filter_map(|name| loopback_port(&variable(name)?)) {
+        if !ports.contains(&port) {
+            ports.push(port);
+        }
+    }
+    ports
+}
+
+/// The port of a proxy on 127.0.0.1: `[SCHEME://][USER[:PASSWORD]@]HOST[:PORT][/…]`.
+fn loopback_port(url: &str) -> Option<u16> {
+    let (scheme, rest) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
+    let (host, port) = place.split_once(':').unwrap_or((place, ""));
+    let default = match scheme.to_ascii_lowercase().as_str() {
+        "http" | "ws" => 80,
+        "https" | "wss" => 443,
+        socks if socks.starts_with("socks") => 1080,
+        _ => return None,
+    };
+    let is_local = host == "127.0.0.1" || host.eq_ignore_ascii_case("localhost");
+    let port = if port.is_empty() { default } else { port.parse().ok()? };
+    (is_local && port != 0).then_some(port)
+}
+
 /// Variables that name the certificates a program trusts.
 const CA: &[&str] = &[
     "CODEX_CA_CERTIFICATE",
@@ -95,6 +130,37 @@ mod tests {
         let map: BTreeMap<_, _> = list.iter().cloned().collect();
         assert_eq!(map.len(), list.len(), "a variable is set twice");
         map
+    }
+
+    #[test]
+    fn proxies_on_loopback_are_found() {
+        for (url, port) in [
+            ("http://127.0.0.1:8080", Some(8080)),
+            ("http://user:p%40ss@localhost:1/path", Some(1)),
+            ("socks5h://127.0.0.1", Some(1080)),
+            ("LOCALHOST:3128", Some(3128)),
+            ("https://127.0.0.1/", Some(443)),
+            ("http://127.0.0.2:1", None),
+            ("http://[::1]:1", None),
+            ("http://example.com:1", None),
+            ("http://127.0.0.1.example.com:1", None),
+            ("http://127.0.0.1@example.com:1", None),
+            ("http://127.0.0.1:0", None),
+            ("http://127.0.0.1:65536", None),
+            ("http://127.0.0.1:1:2", None),
+            ("ftp://127.0.0.1", None),
+            ("", None),
+        ] {
+            assert_eq!(loopback_port(url), port, "{url}");
+        }
+        let variables = BTreeMap::from([
+            ("HTTP_PROXY", "http://127.0.0.1:5"),
+            ("https_proxy", "http://localhost:6"),
+            ("all_proxy", "socks5://127.0.0.1:5"),
+            ("NO_PROXY", "127.0.0.1:7"),
+        ]);
+        let ports = loopback_proxy_ports(|name| variables.get(name).map(|url| (*url).to_owned()));
+        assert_eq!(ports, [5, 6]);
     }
 
     #[test]

@@ -40,7 +40,9 @@ pub use audit::{Observer, Record};
 pub use config::{Config, Limits};
 pub use connector::{Connector, SystemConnector};
 pub use decider::{Decider, NoReply, Question, Reply};
-pub use env::{ca_variables, proxy_variables};
+pub use env::{
+    NAMESPACE_HTTP_PORT, NAMESPACE_SOCKS_PORT, ca_variables, loopback_proxy_ports, proxy_variables,
+};
 pub use masking::{Auth, Bindings, CredentialProvider, Masker, Masking, ProviderError};
 pub use mitm::{AuthorityError, CaFiles, CertificateAuthority, Mitm, Roots};
 pub use proxy::{Proxy, ProxyHandle};

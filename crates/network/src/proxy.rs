@@ -105,14 +105,18 @@ impl Proxy {
         decider: Option<Arc<dyn Decider>>,
         observer: Arc<dyn Observer>,
     ) -> io::Result<Self> {
-        let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let socks = match config.socks5 {
-            true => Some(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?),
-            false => None,
+        let listeners = async |wanted: bool| match wanted {
+            true => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map(Some),
+            false => Ok(None),
         };
+        let http = listeners(config.listen).await?;
+        let socks = listeners(config.listen && config.socks5).await?;
+        let port = |listener: &Option<TcpListener>| {
+            let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+            io::Result::Ok(address.map(|address| address.port()))
+        };
+        let (http_port, socks_port) = (port(&http)?, port(&socks)?);
         let policy = Policy::new(config.rules.clone());
-        let http_port = http.local_addr()?.port();
-        let socks_port = socks.as_ref().map(TcpListener::local_addr).transpose()?;
         let shared = Arc::new(Shared {
             judge: Judge::new(&config, policy.clone(), decider, observer),
             dialer: Dialer::new(&config, policy.clone()),
@@ -126,15 +130,13 @@ impl Proxy {
             tasks: TaskTracker::new(),
             ending: CancellationToken::new(),
         });
-        shared.spawn(accept(shared.clone(), http, http::serve));
-        if let Some(socks) = socks {
-            shared.spawn(accept(shared.clone(), socks, socks::serve));
-        }
         let handle = ProxyHandle { shared };
-        Ok(Self { handle, http_port, socks_port: socks_port.map(|address| address.port()) })
+        http.into_iter().for_each(|listener| handle.listen_http(listener));
+        socks.into_iter().for_each(|listener| handle.listen_socks5(listener));
+        Ok(Self { handle, http_port: http_port.unwrap_or_default(), socks_port })
     }
 
-    /// The port of the HTTP proxy.
+    /// The port of the HTTP proxy; 0 if it does not [listen](Config::listen).
     pub fn http_port(&self) -> u16 {
         self.http_port
     }
@@ -181,6 +183,17 @@ impl ProxyHandle {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         self.serve(stream, client, socks::serve).await;
+    }
+
+    /// Serves HTTP on every connection of a listener, until the proxy ends. For listeners that were made
+    /// elsewhere, such as in another network namespace. Must be called within a tokio runtime.
+    pub fn listen_http(&self, listener: TcpListener) {
+        self.shared.spawn(accept(self.shared.clone(), listener, http::serve));
+    }
+
+    /// The same for SOCKS5.
+    pub fn listen_socks5(&self, listener: TcpListener) {
+        self.shared.spawn(accept(self.shared.clone(), listener, socks::serve));
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

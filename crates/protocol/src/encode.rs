@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::base64_bytes::Base64Bytes;
 use crate::envelope::RequestId;
 use crate::error::RpcError;
-use crate::methods::{Call, Notification};
+use crate::methods::{Call, Notification, ServerCall};
 use crate::process::{ExecOutputDeltaNotification, ProcessOutputChunk, ReadResponse, WriteParams};
 
 /// A part of a message that can write itself as JSON.
@@ -33,11 +33,20 @@ pub(crate) use by_serde;
 
 /// Encodes a request.
 pub fn request<C: Call>(id: &RequestId, params: &C::Params) -> Vec<u8> {
+    named_request(id, C::METHOD.name(), params)
+}
+
+/// Encodes a request of the server to the client.
+pub fn server_request<C: ServerCall>(id: &RequestId, params: &C::Params) -> Vec<u8> {
+    named_request(id, C::NAME, params)
+}
+
+fn named_request(id: &RequestId, method: &str, params: &impl Encode) -> Vec<u8> {
     let mut out = Vec::with_capacity(96 + params.size_hint());
     out.extend_from_slice(b"{\"id\":");
     json(id, &mut out);
     out.extend_from_slice(b",\"method\":\"");
-    out.extend_from_slice(C::METHOD.name().as_bytes());
+    out.extend_from_slice(method.as_bytes());
     out.extend_from_slice(b"\",\"params\":");
     params.encode_into(&mut out);
     out.push(b'}');

@@ -106,6 +106,12 @@ capabilities! {
     /// Permission to write everywhere keeps the denials beside it, and explicit permissions for paths
     /// that do not exist change nothing.
     linux_approved_root_write_preserves_restrictions,
+    /// **extension**: `matchPorts` of a network proxy.
+    network_port_rules,
+    /// **extension**: `network/updateRules`.
+    network_update_rules,
+    /// **extension**: `transparent` of `networkProxy`, and `network` of the response.
+    network_transparent,
     /// **extension**: `process/resize`, and `size` of `process/start`.
     process_resize,
     /// **extension**: `process/list`.

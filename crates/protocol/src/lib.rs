@@ -28,8 +28,8 @@ pub use envelope::{Incoming, MalformedMessage, RequestId, Trace};
 pub use error::{ErrorKind, RpcError};
 pub use limits::DecodeLimits;
 pub use methods::{
-    Call, Effect, Family, FileCall, FileMethod, Method, Notification, Order, Touches, call,
-    notification,
+    Call, Effect, Family, FileCall, FileMethod, Method, Notification, Order, ServerCall, Touches,
+    call, notification,
 };
 pub use path_uri::{PathUri, PathUriError};
 pub use permissions::{

@@ -123,6 +123,16 @@ pub trait FileCall: Call {
     }
 }
 
+/// A type of request that the server sends to the client, for both sides.
+pub trait ServerCall: 'static {
+    /// Its method name.
+    const NAME: &'static str;
+    /// The type of its params.
+    type Params: Encode + DeserializeOwned + Send + 'static;
+    /// The type of its result.
+    type Response: Encode + DeserializeOwned + Send + 'static;
+}
+
 /// A notification type, for both sides.
 pub trait Notification: 'static {
     /// Its method name.
@@ -164,6 +174,10 @@ macro_rules! request_methods {
             /// Lists the session's processes (extension).
             ProcessList process_list by_hand "process/list" ListParams => ListResponse,
                 Exec, process_list, |_| Reads;
+            /// Replaces the host rules of a process's network proxy (extension).
+            NetworkUpdateRules network_update_rules typed "network/updateRules" NetworkUpdateRulesParams
+                => NetworkUpdateRulesResponse,
+                Exec, network_update_rules, |_| Repeatable;
             /// Describes the server and what it offers.
             EnvironmentInfo environment_info by_hand "environment/info" EnvironmentInfoParams
                 => $crate::environment::EnvironmentInfo,

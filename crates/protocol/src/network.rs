@@ -6,11 +6,32 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::methods::ServerCall;
 use crate::process::ProcessId;
 
 /// The request that the server sends to the client about a host that the rules leave undecided. Its ids
 /// are counted by the server, from 1.
 pub const POLICY_REQUEST: &str = "network/policyRequest";
+
+/// [`POLICY_REQUEST`], for both sides.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyRequest;
+
+impl ServerCall for PolicyRequest {
+    const NAME: &'static str = POLICY_REQUEST;
+    type Params = NetworkPolicyRequestParams;
+    type Response = NetworkPolicyResponse;
+}
+
+/// The member `managedNetwork` of `process/start`: a client has a proxy of its own on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ManagedNetwork {
+    /// Its ports. Without effect on Linux, where the proxy variables name them.
+    pub loopback_ports: Vec<u16>,
+    /// Without effect on Linux.
+    pub allow_local_binding: bool,
+}
 
 /// The member `networkProxy` of `process/start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,11 +48,62 @@ pub struct NetworkProxyLaunch {
     /// For the log only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution_id: Option<String>,
+    /// **extension** `networkTransparent`: if the network is enforced, serve programs that ignore the proxy
+    /// variables, too, where the machine can.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub transparent: bool,
     /// How long the client has to answer [`POLICY_REQUEST`], in milliseconds and without the 5 s that
     /// the server adds; not 0. Absent: undecided hosts are refused without a question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_decision_timeout_ms: Option<u64>,
 }
+
+/// **extension**: how a process with a managed network reaches its proxies, in the response to
+/// `process/start`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkInfo {
+    /// What leads to them.
+    pub routes: NetworkRoutes,
+}
+
+/// What leads a process to its proxies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkRoutes {
+    /// Its variables.
+    Proxies,
+    /// Every route of its network, for programs that ignore the variables.
+    Transparent,
+}
+
+/// **extension**: the rules of a proxy that can be replaced while it runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkRules {
+    /// What to do with the hosts of a pattern.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domains: Option<BTreeMap<String, DomainPermission>>,
+    /// Patterns of hosts that the client is asked about even if they are allowed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub review_domains: Vec<String>,
+    /// A port in a pattern counts, instead of being ignored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub match_ports: bool,
+}
+
+/// Params of `network/updateRules` (extension).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkUpdateRulesParams {
+    /// The process with the proxy.
+    pub process_id: ProcessId,
+    /// The rules that replace the present ones.
+    pub rules: NetworkRules,
+}
+
+/// Result of `network/updateRules` (extension).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkUpdateRulesResponse {}
 
 /// A proxy for one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +140,9 @@ pub struct NetworkProxyConfig {
     /// Secrets beyond the well-known ones, by a name for the log.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub credential_providers: BTreeMap<String, CredentialProvider>,
+    /// **extension** `networkPortRules`: a port in a pattern counts, instead of being ignored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub match_ports: bool,
 }
 
 /// Which requests pass once the host is allowed.
@@ -313,4 +388,5 @@ pub enum NetworkDecisionSource {
 
 crate::encode::by_serde! {
     NetworkPolicyRequestParams, NetworkPolicyResponse, NetworkPolicyDecisionNotification,
+    NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
 }

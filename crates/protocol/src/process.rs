@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::base64_bytes::Base64Bytes;
+use crate::network::{ManagedNetwork, NetworkInfo, NetworkProxyLaunch};
 use crate::path_uri::PathUri;
 use crate::permissions::{Assurance, SandboxContext};
 
@@ -111,18 +112,18 @@ pub struct ExecParams {
     /// The sandbox policy; `None` is unrestricted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
-    /// Refuse to start without a managed network.
+    /// With a sandbox: leave the process no way out but its proxy, or refuse to start it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub enforce_managed_network: bool,
     /// Information about the caller; ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Opaque>,
-    /// A managed network; this server does not offer one.
+    /// A proxy of the client's own; ignored beside `network_proxy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub managed_network: Option<Opaque>,
-    /// A network proxy; this server does not offer one.
+    pub managed_network: Option<ManagedNetwork>,
+    /// A proxy for this process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network_proxy: Option<Opaque>,
+    pub network_proxy: Option<NetworkProxyLaunch>,
     /// A shell snapshot; this server does not offer one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell_snapshot: Option<Opaque>,
@@ -224,6 +225,9 @@ pub struct ExecResponse {
         deserialize_with = "crate::permissions::assurance::lenient"
     )]
     pub sandbox_assurance: Option<Assurance>,
+    /// **extension**: how it reaches its proxies, if `networkProxy.transparent` was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkInfo>,
 }
 
 /// The kind of sandbox around a process.

@@ -92,8 +92,7 @@ pub struct ServerConfig {
     /// Unsent bytes that the kernel buffers for a websocket (`TCP_NOTSENT_LOWAT`). Default 512 KiB.
     pub unsent_bytes: u32,
     /// Whether the proxies of a managed network pass connections to private addresses on to the upstream
-    /// proxy, instead of connecting themselves; loopback is never passed on. Default false. It has no
-    /// effect while the server offers no managed network.
+    /// proxy, instead of connecting themselves; loopback is never passed on. Default false.
     pub proxy_private_ips_via_upstream: bool,
     /// How long a connection may take from TCP accept to the websocket upgrade. Default 10 s.
     pub handshake_timeout: Duration,

@@ -30,6 +30,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::Principal;
+use crate::client_calls::ClientCalls;
 use crate::files::Files;
 use crate::http;
 use crate::response_memory::ResponseMemory;
@@ -283,6 +284,8 @@ struct ConnectionState {
     files: Files,
     http: http::Requests,
     outbound: Outbound,
+    /// Requests of the server to this client.
+    calls: Arc<ClientCalls>,
     holder: Holder,
     response_memory: ResponseMemory,
     count: Arc<Semaphore>,
@@ -306,6 +309,7 @@ impl ConnectionState {
             server,
             stage: Stage::New,
             http: http::Requests::default(),
+            calls: ClientCalls::new(outbound.clone()),
             outbound,
         }
     }
@@ -320,11 +324,15 @@ impl ConnectionState {
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
             }
             Ok(Incoming::Notification { method, .. }) => self.handle_notification(&method).await,
-            // The server sends no requests, so no response belongs to one.
-            Ok(Incoming::Response { id, .. } | Incoming::Error { id, .. }) => {
-                tracing::debug!(%id, "response to an unknown request");
-            }
+            Ok(Incoming::Response { id, result }) => self.handle_response(&id, Ok(result)),
+            Ok(Incoming::Error { id, error }) => self.handle_response(&id, Err(error)),
             Err(error) => self.reject_malformed(error.to_string()).await,
+        }
+    }
+
+    fn handle_response(&self, id: &RequestId, response: Result<&RawValue, RpcError>) {
+        if !self.calls.complete(id, response) {
+            tracing::debug!(%id, "response to an unknown request");
         }
     }
 
@@ -471,6 +479,10 @@ impl ConnectionState {
                 let response = process::list(session, self.response_memory.clone());
                 request.respond_later_with_memory(response);
             }
+            Method::NetworkUpdateRules => {
+                let response = process::update_rules(session, &parsed!(call::NetworkUpdateRules));
+                request.respond(response).await;
+            }
             Method::EnvironmentInfo => {
                 request.respond(Ok(server.environment_info())).await;
             }
@@ -521,7 +533,7 @@ impl ConnectionState {
         };
         // Events of a resumed session follow the response.
         if request.respond(Ok(response)).await {
-            attached.session.attach_all(attached.attachment, &self.outbound);
+            attached.session.attach_all(attached.attachment, &self.calls);
         }
     }
 

@@ -8,6 +8,7 @@
 //! owner of the process → response → the connection's bounded send queue.
 
 mod auth;
+mod client_calls;
 mod config;
 mod connection;
 #[cfg(feature = "remote")]
@@ -20,7 +21,7 @@ mod http;
 mod lanes;
 mod listen_url;
 mod listener;
-#[cfg_attr(not(test), expect(dead_code, reason = "process/start does not offer a proxy yet"))]
+mod managed_network;
 mod network;
 mod process;
 #[cfg(feature = "remote")]

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use codex_exec_network::decide::{Mode, Outcome, Protocol, Scope, Source};
 use codex_exec_network::rules::{List, PatternError, Rules};
-use codex_exec_network::{Config, Question, Record, Reply, UpstreamProxies};
+use codex_exec_network::{
+    Config, CredentialProvider as Provider, Question, Record, Reply, UpstreamProxies,
+};
 use codex_exec_server_protocol::network::{
-    DomainPermission, NetworkDecision, NetworkDecisionScope, NetworkDecisionSource, NetworkMode,
-    NetworkPolicyAnswer, NetworkPolicyDecisionNotification, NetworkPolicyRequest,
-    NetworkPolicyRequestParams, NetworkProtocol, NetworkProxyLaunch, UnixSocketPermission,
+    CredentialAuth, CredentialProvider, DomainPermission, NetworkDecision, NetworkDecisionScope,
+    NetworkDecisionSource, NetworkMode, NetworkPolicyAnswer, NetworkPolicyDecisionNotification,
+    NetworkPolicyRequest, NetworkPolicyRequestParams, NetworkProtocol, NetworkProxyLaunch,
+    NetworkRules, UnixSocketPermission,
 };
 use codex_exec_server_protocol::process::ProcessId;
 use codex_exec_server_protocol::{ErrorKind, RpcError};
@@ -50,18 +53,12 @@ pub(crate) fn proxy_config(
     if !proxy.enabled {
         return Err(NetworkConfigError::Disabled);
     }
-    let mut rules = Rules::default();
-    for (pattern, permission) in proxy.domains.iter().flatten() {
-        match permission {
-            DomainPermission::Allow => rules.add(List::Allow, pattern)?,
-            DomainPermission::Deny => rules.add(List::Deny, pattern)?,
-            DomainPermission::None => {}
-        }
-    }
-    for pattern in &proxy.review_domains {
-        rules.add(List::Review, pattern)?;
-    }
-    rules.allow_local_binding = proxy.allow_local_binding;
+    let rules = NetworkRules {
+        domains: proxy.domains.clone(),
+        review_domains: proxy.review_domains.clone(),
+        match_ports: proxy.match_ports,
+    };
+    let rules = host_rules(&rules, proxy.allow_local_binding)?;
     let sockets = proxy.unix_sockets.iter().flatten();
     let allowed = sockets.filter(|(_, permission)| **permission == UnixSocketPermission::Allow);
     for (index, (path, _)) in allowed.enumerate() {
@@ -79,6 +76,48 @@ pub(crate) fn proxy_config(
     config.ask_timeout = launch.policy_decision_timeout_ms.map(Duration::from_millis);
     config.upstream = proxy.allow_upstream_proxy.then(|| upstream.clone());
     Ok(config)
+}
+
+/// The rules that a client asks for.
+pub(crate) fn host_rules(
+    given: &NetworkRules,
+    allow_local_binding: bool,
+) -> Result<Rules, NetworkConfigError> {
+    let mut rules = match given.match_ports {
+        true => Rules::matching_ports(),
+        false => Rules::default(),
+    };
+    for (pattern, permission) in given.domains.iter().flatten() {
+        match permission {
+            DomainPermission::Allow => rules.add(List::Allow, pattern)?,
+            DomainPermission::Deny => rules.add(List::Deny, pattern)?,
+            DomainPermission::None => {}
+        }
+    }
+    for pattern in &given.review_domains {
+        rules.add(List::Review, pattern)?;
+    }
+    rules.allow_local_binding = allow_local_binding;
+    Ok(rules)
+}
+
+/// A kind of secret, as the client described it.
+pub(crate) fn credential_provider(given: &CredentialProvider) -> Provider {
+    let auth = given.auth.iter().map(|auth| match auth {
+        CredentialAuth::Bearer => "bearer",
+        CredentialAuth::Token => "token",
+        CredentialAuth::Basic => "basic",
+        CredentialAuth::Header => "header",
+    });
+    Provider {
+        env: given.env.clone(),
+        patterns: given.patterns.clone(),
+        url_prefixes: given.url_prefixes.clone(),
+        url_prefix_from_env: given.url_prefix_from_env.clone(),
+        auth: auth.map(str::to_owned).collect(),
+        header: given.header.clone(),
+        prefix: given.prefix.clone(),
+    }
 }
 
 /// The question to the client that controls the process.
@@ -221,6 +260,11 @@ mod tests {
         assert_eq!(listing("b.com"), Listing::Denied);
         assert_eq!(listing("c.com"), Listing::Undecided);
         assert_eq!(listing("localhost"), Listing::Local);
+        let ports = launch(r#","domains":{"a.com:443":"allow"},"matchPorts":true"#, "");
+        let ports = proxy_config(&ports, &upstream).unwrap();
+        let host = Host::parse("a.com").unwrap();
+        assert_eq!(ports.rules.look_up(&host, 443), Listing::Allowed);
+        assert_eq!(ports.rules.look_up(&host, 80), Listing::Undecided);
         assert_eq!((config.mode, config.socks5, config.socks5_udp), (Mode::Full, true, false));
         assert_eq!((config.ask_timeout, config.upstream), (None, None));
         let mut other = launch("", r#","policyDecisionTimeoutMs":1500"#);

@@ -3,9 +3,14 @@
 //! Each queues its request with the process's owner before it returns, and returns the reply as a
 //! future.
 
+use std::sync::Arc;
+
 use codex_exec_host::files::Reservation;
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, environment,
+    Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, WhileRunning, environment,
+};
+use codex_exec_server_protocol::network::{
+    NetworkInfo, NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
 };
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
@@ -13,10 +18,11 @@ use codex_exec_server_protocol::process::{
     TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
+use parking_lot::Mutex;
 
 use crate::connection::{Attached, Request};
+use crate::managed_network::{Controller, Inside};
 use crate::response_memory::{ResponseMemory, is_small};
-use crate::sandbox::Confiner;
 use crate::server::Server;
 use crate::session::{InsertError, Session};
 
@@ -68,9 +74,10 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let program = params.argv.first().cloned().unwrap_or_default();
     let session = attached.session.clone();
     let mut started = None;
+    let network: Arc<Mutex<Managed>> = Arc::default();
     let inserted = session.insert(&id, || {
-        let group = session.group();
-        let launch = |params, retry| launch(server.confiner().clone(), params, group, retry);
+        let launch =
+            |params, retry| launch(server.clone(), session.clone(), params, retry, network.clone());
         let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
         let (handle, reply) = server.host().start(launch(params, false), retry);
         started = Some(reply);
@@ -92,7 +99,12 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance, .. })) => {
+            Ok(Ok(Started { assurance, network: descriptors })) => {
+                let Managed { inside, mut info } = std::mem::take(&mut *network.lock());
+                if let (Some(descriptors), Some(inside)) = (descriptors, inside) {
+                    let routes = inside.serve(descriptors);
+                    info = info.map(|_| NetworkInfo { routes });
+                }
                 let kind = match assurance {
                     Some(_) => SandboxType::LinuxSeccomp,
                     None => SandboxType::None,
@@ -101,6 +113,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     process_id: id,
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
+                    network: info,
                 };
                 // Events follow the response.
                 if request.respond(Ok(response)).await {
@@ -119,42 +132,52 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     });
 }
 
+/// The managed network of a process that starts.
+#[derive(Default)]
+struct Managed {
+    inside: Option<Inside>,
+    info: Option<NetworkInfo>,
+}
+
 async fn launch(
-    confiner: Confiner,
+    server: Server,
+    session: Arc<Session>,
     mut params: ExecParams,
-    group: Group,
     retry: bool,
+    managed: Arc<Mutex<Managed>>,
 ) -> Result<Launch, StartFailure> {
+    let (confiner, group) = (server.confiner(), session.group());
     if retry {
         confiner.forget_plans();
     }
-    let unsupported = [
-        // Without a sandbox there is nothing to enforce.
-        (
-            params.enforce_managed_network && params.sandbox.is_some()
-                || params.managed_network.is_some(),
-            "a managed network",
-        ),
-        (params.network_proxy.is_some(), "a network proxy"),
-        (params.shell_snapshot.is_some(), "a shell snapshot"),
-    ];
-    if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
-        let message = format!("this server does not support {what}");
+    if params.shell_snapshot.is_some() {
+        let message = "this server does not support a shell snapshot";
         let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
         return Err(StartFailure::Refused(error));
     }
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
-    let environment = environment(&params)?;
+    let mut environment = environment(&params)?;
+    let controller = Controller::new(&session, params.process_id.clone());
+    let networks = server.managed_networks();
+    let network = networks.start(&params, &mut environment, controller).await;
+    let network = network.map_err(StartFailure::Refused)?;
     let sandbox = match params.sandbox.take() {
-        Some(context) => confiner.confine(context, &params, &environment).await,
+        Some(mut context) => {
+            network.make_readable(&mut context);
+            let namespace = network.namespace();
+            confiner.confine(context, &params, &environment, namespace).await
+        }
         None => Ok(None),
     };
-    match sandbox.map_err(StartFailure::Refused)? {
-        Some(sandbox) => Ok(Launch::confined(params, sandbox, group)?),
-        None => Ok(Launch::new(params, &environment, group)?),
-    }
+    let mut launch = match sandbox.map_err(StartFailure::Refused)? {
+        Some(sandbox) => Launch::confined(params, sandbox, group)?,
+        None => Launch::new(params, &environment, group)?,
+    };
+    *managed.lock() = Managed { inside: network.inside, info: network.info };
+    launch.while_running = Some(WhileRunning::new(network.held));
+    Ok(launch)
 }
 
 fn unknown_process(id: &ProcessId) -> RpcError {
@@ -255,6 +278,22 @@ pub(crate) fn resize(
                 Err(_) => Err(unknown_process(&id)),
             },
         }
+    }
+}
+
+pub(crate) fn update_rules(
+    session: &Session,
+    params: &NetworkUpdateRulesParams,
+) -> Result<NetworkUpdateRulesResponse, RpcError> {
+    let id = &params.process_id;
+    let rules = session.network_rules().get(id).cloned();
+    match (rules, session.process(id)) {
+        (Some(rules), _) => rules.update(&params.rules).map(|()| NetworkUpdateRulesResponse {}),
+        (None, Some(_)) => {
+            let message = format!("process {id} has no network proxy, or has exited");
+            Err(RpcError::invalid_params(ErrorKind::InvalidParams, message))
+        }
+        (None, None) => Err(unknown_process(id)),
     }
 }
 

@@ -11,7 +11,7 @@ use codex_exec_host::files::{Backend, FileError, Helpers};
 use codex_exec_host::pool;
 use codex_exec_host::process::{Environment, ProcessHost};
 use codex_exec_host::sandbox::{
-    Launch, NativeSandbox, PolicyRefusal, Program, SandboxBackend, SandboxConfig,
+    Launch, ManagedNetwork, NativeSandbox, PolicyRefusal, Program, SandboxBackend, SandboxConfig,
 };
 use codex_exec_server_protocol::process::ExecParams;
 use codex_exec_server_protocol::{
@@ -79,14 +79,16 @@ impl Confiner {
         }
     }
 
-    /// The sandbox to start a process in; `None` if the policy restricts nothing.
+    /// The sandbox to start a process in; `None` if the policy restricts nothing and the network is not
+    /// managed.
     pub(crate) async fn confine(
         &self,
         context: SandboxContext,
         params: &ExecParams,
         environment: &Environment,
+        network: Option<ManagedNetwork>,
     ) -> Result<Option<Launch>, RpcError> {
-        if !restricts(&context) {
+        if !restricts(&context) && network.is_none() {
             return Ok(None);
         }
         let Some(Enforcer { sandbox, .. }) = self.0.clone() else {
@@ -99,7 +101,8 @@ impl Confiner {
         // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network: None };
+            let network = network.as_ref();
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network };
             sandbox.launch_program(&context, &program)
         });
         match prepared.await {

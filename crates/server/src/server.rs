@@ -15,6 +15,7 @@ use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
 use crate::lanes::Lanes;
+use crate::managed_network::ManagedNetworks;
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
@@ -44,6 +45,7 @@ struct Shared {
     host: ProcessHost,
     sessions: Sessions,
     confiner: Confiner,
+    managed_networks: ManagedNetworks,
     environment_info: EnvironmentInfo,
     shutdown: CancellationToken,
     connections: TaskTracker,
@@ -61,6 +63,7 @@ impl Server {
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
+            managed_networks: ManagedNetworks::new(&config),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
             confiner,
@@ -128,6 +131,10 @@ impl Server {
         &self.0.confiner
     }
 
+    pub(crate) fn managed_networks(&self) -> &ManagedNetworks {
+        &self.0.managed_networks
+    }
+
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.0.sessions
     }
@@ -187,6 +194,13 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
         capabilities: Capabilities {
             sandboxed_file_streaming: confiner.is_available(),
             sandbox_assurance: confiner.is_available(),
+            network_proxy_launch: true,
+            network_proxy_review_domains: true,
+            credential_masking: true,
+            credential_masking_custom_providers: true,
+            network_port_rules: true,
+            network_update_rules: true,
+            network_transparent: true,
             environment_config_read: true,
             capability_discovery_sandbox: true,
             capability_discovery_v2: true,

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use codex_exec_host::files::{FilesConfig, PersistentHandles};
@@ -21,12 +21,14 @@ use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
 use codex_exec_server_protocol::{ErrorKind, RpcError};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
+use crate::client_calls::ClientCalls;
+use crate::managed_network::RulesHandle;
 use crate::sink::NotificationSink;
 
 /// How often shutdown polls whether a process has exited after SIGTERM.
@@ -48,6 +50,8 @@ pub(crate) struct Session {
     id: String,
     group: Group,
     state: Mutex<State>,
+    /// The rules of the proxies of its running processes.
+    network_rules: Mutex<HashMap<ProcessId, RulesHandle>>,
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
 }
@@ -60,6 +64,8 @@ struct State {
     presence: Presence,
     /// The connection that is or was last attached.
     holder: Holder,
+    /// The client that processes ask and report to; gone while the session is detached.
+    client: Weak<ClientCalls>,
     detach_ttl: Duration,
     /// Counts connections, so that an old connection neither ends the session of its successor nor
     /// receives its events.
@@ -120,9 +126,11 @@ impl Sessions {
                 prune_at: 64,
                 presence: Presence::Attached,
                 holder,
+                client: Weak::new(),
                 detach_ttl,
                 attachment: Attachment(0),
             }),
+            network_rules: Mutex::default(),
             persistent_handles: OnceLock::new(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
@@ -168,6 +176,7 @@ impl Sessions {
             return;
         }
         state.presence = Presence::Detached;
+        state.client = Weak::new();
         for process in state.processes.values() {
             process.detach();
         }
@@ -266,10 +275,16 @@ impl Session {
         state.presence = Presence::Attached;
         state.attachment.0 += 1;
         state.holder = newcomer.clone();
+        state.client = Weak::new();
         if let Some(ttl) = detach_ttl {
             state.detach_ttl = ttl;
         }
         Ok(state.attachment)
+    }
+
+    /// The rules of the proxies of its running processes.
+    pub(crate) fn network_rules(&self) -> MutexGuard<'_, HashMap<ProcessId, RulesHandle>> {
+        self.network_rules.lock()
     }
 
     /// The file handles that outlive a connection.
@@ -279,12 +294,20 @@ impl Session {
             .clone()
     }
 
-    /// Sends the events of every process to this connection.
-    pub(crate) fn attach_all(&self, attachment: Attachment, outbound: &Outbound) {
-        let state = self.state.lock();
-        for process in state.processes.values() {
-            state.attach(process, attachment, outbound);
+    /// Sends the events and the questions of every process to this connection.
+    pub(crate) fn attach_all(&self, attachment: Attachment, client: &Arc<ClientCalls>) {
+        let mut state = self.state.lock();
+        if state.is_attached(attachment) {
+            state.client = Arc::downgrade(client);
         }
+        for process in state.processes.values() {
+            state.attach(process, attachment, client.outbound());
+        }
+    }
+
+    /// The client that is attached now.
+    pub(crate) fn client(&self) -> Weak<ClientCalls> {
+        self.state.lock().client.clone()
     }
 
     /// Sends the events of one process to this connection, unless another has replaced it.
@@ -332,8 +355,12 @@ impl Session {
 }
 
 impl State {
+    fn is_attached(&self, attachment: Attachment) -> bool {
+        self.presence == Presence::Attached && self.attachment == attachment
+    }
+
     fn attach(&self, process: &ProcessHandle, attachment: Attachment, outbound: &Outbound) {
-        if self.presence == Presence::Attached && self.attachment == attachment {
+        if self.is_attached(attachment) {
             process.attach(Box::new(NotificationSink::new(outbound.clone())));
         }
     }

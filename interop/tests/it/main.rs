@@ -10,6 +10,7 @@ mod environment;
 mod files;
 mod library;
 mod model;
+mod network;
 mod programs;
 mod real_client;
 mod real_server;

@@ -6,6 +6,7 @@ mod files;
 pub(crate) mod floor;
 mod forwarder;
 mod memory;
+mod network;
 mod placement;
 mod process;
 mod remote;
@@ -42,6 +43,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         sandbox::start_to_closed(&mut report, args.effort).await?;
         sandbox::files(&mut report, args.effort).await?;
         sandbox::prepare(&mut report, args.effort)?;
+        network::start_to_closed(&mut report, args.effort).await?;
+        network::connections(&mut report, args.effort).await?;
+        network::stream(&mut report, args.effort).await?;
         remote::echo(&mut report, args.effort).await?;
         remote::echo_beside_a_flood(&mut report, args.effort).await?;
         remote::stream(&mut report, args.effort).await?;

@@ -311,7 +311,7 @@ async fn hidden_working_directory_denies_the_process() {
     }
 }
 
-/// Without a sandbox there is nothing to enforce; with one it is not offered.
+/// Without a sandbox there is nothing to enforce; with one, something has to lead out of it.
 #[tokio::test]
 async fn enforcing_a_managed_network_is_accepted_without_a_sandbox() {
     let server = Running::start(&[]);

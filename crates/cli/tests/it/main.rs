@@ -14,6 +14,7 @@ mod direct;
 mod errors;
 mod files;
 mod logging;
+mod managed;
 mod memory;
 mod old_server;
 mod own_files;

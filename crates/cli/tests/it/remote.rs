@@ -298,7 +298,7 @@ fn credentials_come_from_files_variables_and_login() {
     // A key is sent only to the hosts that its rule names.
     let mut elsewhere = codex();
     elsewhere.args(["info", "--on", "env:box", "--registry", "https://registry.example"]);
-    output(elsewhere.env("CODEX_API_KEY", "k")).failed(1, "--allow-host registry.example");
+    output(elsewhere.env("CODEX_API_KEY", "k")).failed(1, "--allow-registry-host registry.example");
 }
 
 #[test]

@@ -196,6 +196,20 @@ impl Client {
         self.closed(id).await
     }
 
+    /// The output of a process until it closes, without what its network reports.
+    pub(crate) async fn closed_quietly(&mut self, id: &str) -> String {
+        let mut text = String::new();
+        loop {
+            let notice = self.notification().await;
+            match notice["method"].as_str().unwrap() {
+                _ if notice["params"]["processId"] != id => {}
+                "process/closed" => return text,
+                "process/output" => text.push_str(&chunk(&notice)),
+                _ => {}
+            }
+        }
+    }
+
     pub(crate) async fn closed(&mut self, id: &str) -> (String, i64) {
         let (mut text, mut code) = (String::new(), -1);
         loop {

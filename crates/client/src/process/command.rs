@@ -1,5 +1,6 @@
 //! Commands to run on the server.
 
+use codex_exec_server_protocol::network::NetworkProxyLaunch;
 use codex_exec_server_protocol::process::{
     Env, EnvPolicy, ExecParams, Opaque, ProcessId, Retain, TerminalSize,
 };
@@ -35,6 +36,8 @@ pub struct ExecCommand {
     pub(crate) pipe_stdin: bool,
     pub(crate) arg0: Option<String>,
     pub(crate) sandbox: Option<SandboxContext>,
+    pub(crate) network_proxy: Option<NetworkProxyLaunch>,
+    pub(crate) enforce_managed_network: bool,
     pub(crate) metadata: Option<Opaque>,
     pub(crate) retain: Option<Retain>,
     pub(crate) process_id: Option<ProcessId>,
@@ -56,6 +59,8 @@ impl ExecCommand {
             pipe_stdin: false,
             arg0: None,
             sandbox: None,
+            network_proxy: None,
+            enforce_managed_network: false,
             metadata: None,
             retain: None,
             process_id: None,
@@ -173,6 +178,23 @@ impl ExecCommand {
         self
     }
 
+    /// Gives the command a network proxy of its own, with these rules. A server without the capability
+    /// `networkProxyLaunch` refuses the command. The proxy is advice unless
+    /// [`enforce_network`](Self::enforce_network) is set.
+    #[must_use]
+    pub fn network_proxy(mut self, proxy: impl Into<Option<NetworkProxyLaunch>>) -> Self {
+        self.network_proxy = proxy.into();
+        self
+    }
+
+    /// Leaves the command no way out but its proxy. Needs a [sandbox](Self::sandbox), which may restrict
+    /// the network alone.
+    #[must_use]
+    pub fn enforce_network(mut self) -> Self {
+        self.enforce_managed_network = true;
+        self
+    }
+
     /// Sets metadata for the server's logs: a JSON object such as `{threadId, toolCallId}`.
     pub fn metadata(mut self, metadata: &impl Serialize) -> Result<Self, ExecServerError> {
         let raw = serde_json::value::to_raw_value(metadata)
@@ -230,10 +252,10 @@ impl ExecCommand {
             pipe_stdin: self.pipe_stdin,
             arg0: self.arg0.clone(),
             sandbox: self.sandbox.clone(),
-            enforce_managed_network: false,
+            enforce_managed_network: self.enforce_managed_network,
             metadata: self.metadata.clone(),
             managed_network: None,
-            network_proxy: None,
+            network_proxy: self.network_proxy.clone(),
             shell_snapshot: None,
             size: self.size,
             retain: self.retain,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use codex_exec_client::protocol::network::NetworkPolicyAnswer;
 use codex_exec_client::protocol::process::ReadParams;
 use codex_exec_client::{
     Connection, ConnectionConfig, ExecServerClient, ExecServerError, Lost, ReconnectPolicy,
@@ -89,6 +90,19 @@ async fn an_unknown_session_is_the_servers_error() {
     assert!(error.to_string().contains("unknown session id gone"), "{error}");
 }
 
+#[tokio::test]
+async fn a_question_during_the_handshake_is_refused() {
+    let (ours, mut fake) = pair();
+    let connecting = go(ExecServerClient::connect_connection(ours, options()));
+    let asked = fake.expect("initialize").await;
+    fake.send(json!({"id": 1, "method": "network/policyRequest", "params": {}})).await;
+    let refused = fake.message().await.unwrap();
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(1), &json!(-32601)));
+    fake.reply(&asked, json!({"sessionId": "s1"})).await;
+    fake.initialized().await;
+    connecting.await.unwrap().unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn resuming_a_held_session_is_retried() {
     let (dialer, mut dialled) = FakeDialer::new();
@@ -119,6 +133,33 @@ async fn error_responses_and_unexpected_messages_are_handled() {
     fake.send(json!({"id": "q", "method": "client/ask", "params": {}})).await;
     let answer = fake.message().await.unwrap();
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!("q"), &json!(-32601)));
+    // Questions about hosts are denied unless a handler decides.
+    let question = |id: i64, host: &str| {
+        let request = json!({"protocol": "http", "host": host, "port": 80});
+        let params = json!({"processId": "p", "request": request});
+        json!({"id": id, "method": "network/policyRequest", "params": params})
+    };
+    fake.send(question(1, "a.com")).await;
+    let denied =
+        json!({"id": 1, "result": {"decision": {"type": "deny", "reason": "not_allowed"}}});
+    assert_eq!(fake.message().await.unwrap(), denied);
+    client.on_policy_request(|question| async move {
+        match question.request.host.as_str() {
+            "never.com" => std::future::pending().await,
+            _ => NetworkPolicyAnswer::Allow,
+        }
+    });
+    // A question that is not answered delays none; beyond the limit all are denied.
+    fake.send(question(2, "never.com")).await;
+    fake.send(question(3, "a.com")).await;
+    let allowed = json!({"id": 3, "result": {"decision": {"type": "allow"}}});
+    assert_eq!(fake.message().await.unwrap(), allowed);
+    for id in 4..1000 {
+        fake.send(question(id, "never.com")).await;
+    }
+    let denied = fake.message().await.unwrap();
+    assert_eq!(denied["result"]["decision"]["type"], "deny", "{denied}");
+    fake.send(json!({"id": 5, "method": "network/policyRequest", "params": {"x": 1}})).await;
     fake.refuse(&asked, -32603, "no luck").await;
     match call.await.unwrap().unwrap_err() {
         ExecServerError::Server { method: "environment/status", code: -32603, message, .. } => {

@@ -77,7 +77,7 @@ impl EnvironmentPlaces {
     }
 
     /// The user's configuration directory: one that was chosen has to exist, the default need not.
-    fn codex_home(&self) -> Result<PathBuf, HomeError> {
+    pub fn codex_home(&self) -> Result<PathBuf, HomeError> {
         let variable = || std::env::var_os("CODEX_HOME").filter(|value| !value.is_empty());
         match self.codex_home.clone().or_else(|| variable().map(PathBuf::from)) {
             Some(chosen) => existing_directory(&chosen),

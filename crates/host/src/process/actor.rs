@@ -33,6 +33,7 @@ use super::config::ProcessConfig;
 use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
+use super::launch::WhileRunning;
 use super::output::{Output, READ_BYTES};
 use super::pty;
 use super::retention::Retention;
@@ -54,6 +55,8 @@ pub(super) struct Parts {
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
     pub confined: Option<Confined>,
+    /// Dropped when the process has exited.
+    pub while_running: Option<WhileRunning>,
 }
 
 /// Who receives the events.
@@ -383,6 +386,7 @@ impl Actor {
     /// Handles the exit. Output written before it is in the pipes already, so read that first; but no
     /// more, since a descendant that keeps writing must not delay the exit.
     async fn exited(&mut self, code: i32) {
+        self.parts.while_running = None;
         self.drain_available().await;
         let mut sandbox_denied = false;
         if code != 0 && self.parts.confined.is_some() {

@@ -213,6 +213,7 @@ impl ProcessHost {
             terminal: io.terminal,
             retention,
             confined,
+            while_running: launch.while_running,
         };
         Ok((parts, network))
     }

@@ -1,6 +1,8 @@
 //! Turns the params of `process/start` into something that can be started.
 
+use std::any::Any;
 use std::ffi::OsStr;
+use std::fmt;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
@@ -27,7 +29,26 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output the server retains; `None` for the default.
     pub retain: Option<Retain>,
+    /// What the process needs until it exits.
+    pub while_running: Option<WhileRunning>,
     pub(super) target: LaunchTarget,
+}
+
+/// Something that exists as long as a process runs: the host drops it as soon as it sees the exit, or
+/// when the process does not start.
+pub struct WhileRunning(Box<dyn Any + Send>);
+
+impl WhileRunning {
+    /// Holds `value` until the process exits. Dropping it must not block.
+    pub fn new(value: impl Any + Send) -> Self {
+        Self(Box::new(value))
+    }
+}
+
+impl fmt::Debug for WhileRunning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WhileRunning").field(&(*self.0).type_id()).finish()
+    }
 }
 
 /// What to execute.
@@ -101,6 +122,7 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
+            while_running: None,
             target,
         }
     }

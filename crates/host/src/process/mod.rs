@@ -41,6 +41,6 @@ pub(crate) use file_size::handle_file_size_signal;
 pub use handle::{NoTerminal, ProcessHandle, Reply};
 pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
-pub use launch::{Launch, LaunchError, environment};
+pub use launch::{Launch, LaunchError, WhileRunning, environment};
 pub use leftovers::Group;
 pub use spawner::SpawnError;

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use codex_exec_server_protocol::network::PolicyRequest;
 use codex_exec_server_protocol::{
-    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notification, Touches,
-    call, file_methods, notification, request_methods,
+    Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notification, ServerCall,
+    Touches, call, file_methods, notification, request_methods,
 };
 use serde_json::value::RawValue;
 
@@ -109,16 +110,25 @@ fn every_documented_example_parses() {
             count += 1;
             let incoming = Incoming::parse(message.as_bytes(), &DecodeLimits::default());
             match incoming.unwrap_or_else(|error| panic!("{error}: {message}")) {
+                // The one request of the server to the client.
+                Incoming::Request { id, method, params, .. } if method == PolicyRequest::NAME => {
+                    parse::<<PolicyRequest as ServerCall>::Params>(params, &message);
+                    asked.remove(&id);
+                }
                 Incoming::Request { id, method, params, .. } => {
                     let method = Method::from_name(&method).unwrap_or_else(|| panic!("{message}"));
                     parse_half(method, Half::Params, params, &message);
                     shown.insert(method);
                     asked.insert(id, method);
                 }
-                Incoming::Response { id, result } => {
-                    let method = asked[&id];
-                    parse_half(method, Half::Response, Some(result), &message);
-                }
+                Incoming::Response { id, result } => match asked.get(&id) {
+                    Some(method) => {
+                        parse_half(*method, Half::Response, Some(result), &message);
+                    }
+                    None => {
+                        parse::<<PolicyRequest as ServerCall>::Response>(Some(result), &message);
+                    }
+                },
                 Incoming::Notification { method, params } => match method.as_str() {
                     notification::Initialized::NAME => {}
                     notification::ProcessOutput::NAME => {
@@ -148,6 +158,11 @@ fn every_documented_example_parses() {
                     }
                     notification::FsChanged::NAME => {
                         parse::<<notification::FsChanged as Notification>::Params>(
+                            params, &message,
+                        );
+                    }
+                    notification::NetworkPolicyDecision::NAME => {
+                        parse::<<notification::NetworkPolicyDecision as Notification>::Params>(
                             params, &message,
                         );
                     }

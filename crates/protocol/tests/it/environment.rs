@@ -86,6 +86,7 @@ fn capability_names_match_the_contract() {
         "windowsMxc",
         "linuxRootWritePreservesDevices",
         "linuxApprovedRootWritePreservesRestrictions",
+        "networkPortRules",
         "processResize",
         "processList",
         "processSignals",

@@ -10,6 +10,7 @@ const SMALLEST: &str = r#"{"enabled":true,"enableSocks5":true,"enableSocks5Udp":
 
 fn smallest() -> NetworkProxyConfig {
     NetworkProxyConfig {
+        match_ports: false,
         enabled: true,
         enable_socks5: true,
         enable_socks5_udp: false,
@@ -151,6 +152,19 @@ fn questions_and_answers() {
             },
         },
         r#"{"processId":"p","request":{"protocol":"https_connect","host":"a.b","port":443}}"#,
+    );
+    let params = NetworkPolicyRequestParams {
+        process_id: "p".into(),
+        request: NetworkPolicyRequest {
+            protocol: NetworkProtocol::Http,
+            host: "a".into(),
+            port: 80,
+        },
+    };
+    let sent = encode::server_request::<PolicyRequest>(&1.into(), &params);
+    assert_eq!(
+        String::from_utf8(sent).unwrap(),
+        r#"{"id":1,"method":"network/policyRequest","params":{"processId":"p","request":{"protocol":"http","host":"a","port":80}}}"#
     );
     let answer = |decision| NetworkPolicyResponse { decision };
     golden(&answer(NetworkPolicyAnswer::Allow), r#"{"decision":{"type":"allow"}}"#);

@@ -1,5 +1,6 @@
 //! `process/*`.
 
+use codex_exec_server_protocol::network::ManagedNetwork;
 use codex_exec_server_protocol::process::*;
 use codex_exec_server_protocol::{Assurance, PathUri};
 
@@ -30,6 +31,8 @@ fn least() -> ExecParams {
     }
 }
 
+const PROXY: &str = r#"{"proxy":{"enabled":true,"enableSocks5":true,"enableSocks5Udp":false,"allowUpstreamProxy":false,"dangerouslyAllowAllUnixSockets":false,"mode":"full","domains":{"a.com":"allow"},"allowLocalBinding":false,"matchPorts":true}}"#;
+
 fn opaque(text: &str) -> Option<Opaque> {
     Some(serde_json::from_str(text).unwrap())
 }
@@ -52,8 +55,8 @@ fn starts() {
         arg0: Some("-sh".into()),
         enforce_managed_network: true,
         metadata: opaque(r#"{"threadId":"t","toolCallId":"c"}"#),
-        managed_network: opaque("{}"),
-        network_proxy: opaque(r#"{"a":[1]}"#),
+        managed_network: Some(ManagedNetwork { loopback_ports: vec![80], ..Default::default() }),
+        network_proxy: Some(serde_json::from_str(PROXY).unwrap()),
         shell_snapshot: opaque("1"),
         size: Some(TerminalSize { rows: 5, cols: 7 }),
         retain: Some(Retain { bytes: 9, on_full: OnFull::Drop, until: RetainUntil::Sent }),
@@ -61,8 +64,13 @@ fn starts() {
     };
     golden(
         &most,
-        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{},"networkProxy":{"a":[1]},"shellSnapshot":1,"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
+        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{"loopbackPorts":[80],"allowLocalBinding":false},"networkProxy":{"proxy":{"enabled":true,"enableSocks5":true,"enableSocks5Udp":false,"allowUpstreamProxy":false,"dangerouslyAllowAllUnixSockets":false,"mode":"full","domains":{"a.com":"allow"},"allowLocalBinding":false,"matchPorts":true},"auditMetadata":{}},"shellSnapshot":1,"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
     );
+    reads_as(
+        r#"{"processId":"p","argv":["ls","-l"],"cwd":"/tmp","env":{"A":"1"},"managedNetwork":{}}"#,
+        &ExecParams { managed_network: Some(ManagedNetwork::default()), ..least() },
+    );
+    refuses::<ExecParams>(r#"{"processId":"p","argv":["ls"],"cwd":"/","networkProxy":{"a":[1]}}"#);
     refuses::<ExecParams>(r#"{"argv":["ls"],"cwd":"/"}"#);
     refuses::<ExecParams>(r#"{"processId":"p","cwd":"/"}"#);
     refuses::<ExecParams>(r#"{"processId":"p","argv":["ls"]}"#);
@@ -109,6 +117,7 @@ fn start_responses_of_every_revision_parse() {
         process_id: "p".into(),
         sandbox_type: Some(SandboxType::None),
         sandbox_assurance: None,
+        network: None,
     };
     golden(&answer, r#"{"processId":"p","sandboxType":"none"}"#);
     for (kind, name) in [

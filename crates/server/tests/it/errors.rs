@@ -58,7 +58,7 @@ async fn failures_of_processes_have_kinds() {
         (plain(&["a\0b"]), InvalidParams),
         (plain(&["true"]).with("envPolicy", json!({"inherit": "everything"})), InvalidParams),
         (plain(&["true"]).with("retain", json!({"bytes": 1_u64 << 60})), LimitReached),
-        (plain(&["true"]).with("managedNetwork", json!({})), Unsupported),
+        (plain(&["true"]).with("shellSnapshot", json!({})), Unsupported),
         (plain(&["true"]).with("sandbox", read_only()), SandboxUnavailable),
     ];
     for (start, kind) in cases {
@@ -162,6 +162,7 @@ fn params(method: Method, tree: &Tree) -> Value {
         ProcessSignal => json!({"processId": "p", "signal": "interrupt"}),
         ProcessTerminate => json!({"processId": "p"}),
         ProcessResize => json!({"processId": "p", "rows": 1, "cols": 1}),
+        NetworkUpdateRules => json!({"processId": "p", "rules": {"domains": {"x": "allow"}}}),
         ProcessList | EnvironmentInfo | EnvironmentStatus => json!({}),
         EnvironmentConfigRead => {
             json!({"cwd": tree.path("full"), "configPaths": [["x"]], "requirementsPaths": []})

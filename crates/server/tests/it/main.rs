@@ -13,6 +13,8 @@ mod http;
 
 mod lifecycle;
 mod malformed;
+mod network;
+mod network_attacks;
 mod ordering;
 mod processes;
 mod reads;

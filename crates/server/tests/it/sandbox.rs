@@ -17,7 +17,7 @@ fn executable(directory: &Path, overtaken: usize) -> PathBuf {
         "#!/bin/sh\n\
          echo call >> {calls}\n\
          test $(wc -l < {calls}) -gt {overtaken} && exec echo ran 4>&-\n\
-         printf '\\005\\164\\000\\000\\000/x was replaced meanwhile' >&4\n\
+         printf '\\006\\164\\000\\000\\000/x was replaced meanwhile' >&4\n\
          exit 126\n",
         calls = calls.display()
     );
