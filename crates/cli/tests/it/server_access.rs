@@ -13,6 +13,24 @@ use crate::support::{Client, Running, codex, eventually};
 /// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
 
+/// The server's proxies connect for sandboxed processes, and so does `http/request` for a client.
+#[tokio::test]
+async fn a_server_with_a_networked_sandbox_does_not_connect_to_itself() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let url = server.url.replace("ws://", "http://");
+    for (round, refused) in [(1, false), (2, true)] {
+        let params = json!({"requestId": format!("r{round}"), "method": "GET", "url": url});
+        let answer = client.call("http/request", params).await;
+        let status = answer["result"]["status"].as_i64().unwrap_or_else(|| panic!("{answer}"));
+        assert_eq!(status == 403, refused, "{answer}");
+        let mut params = crate::support::start(&format!("p{round}"), "true");
+        params["sandbox"] = json!({"type": "read-only", "network_access": true});
+        client.call("process/start", params).await;
+        client.closed(&format!("p{round}")).await;
+    }
+}
+
 /// Connects, and sends the upgrade and all requests that start a process which creates a file outside every
 /// sandbox. Prints the status line of the response.
 const ATTACK: &str = r#"

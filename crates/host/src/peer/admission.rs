@@ -56,12 +56,16 @@ impl AdmissionPolicy {
             || restrictions.seccomp_filters > own.seccomp_filters
     }
 
-    /// Refuses a socket that a sandbox of ours holds, and one without a holder.
+    /// Refuses a socket that a sandbox of ours holds, one without a holder, and one of this process, whose
+    /// proxies connect for sandboxes. A program that only embeds the host may connect to itself.
     pub(super) fn check(&self, owners: &Owners) -> Result<(), Refusal> {
         if owners.holders.is_empty() {
             return Err(Refusal::Unknown);
         }
         for holder in &owners.holders {
+            if *holder == self.own_pid && self.adopts_orphans {
+                return Err(Refusal::Proxied);
+            }
             match owners.known.get(holder) {
                 None => return Err(Refusal::Unknown),
                 Some(known_process)
@@ -130,6 +134,8 @@ mod tests {
         assert_eq!(verdict(false, &[300]), Err(Refusal::Sandboxed), "maybe an orphan of ours");
         assert_eq!(verdict(true, &[202, 201]), Err(Refusal::Sandboxed), "one of them is enough");
         assert_eq!(verdict(true, &[400]), Err(Refusal::Sandboxed), "its line is lost");
+        assert_eq!(verdict(true, &[OWN]), Err(Refusal::Proxied), "maybe for a sandbox");
+        assert_eq!(verdict(false, &[OWN]), Ok(()), "a client in the same program");
         assert_eq!(verdict(true, &[]), Err(Refusal::Unknown));
         assert_eq!(verdict(true, &[202, 500]), Err(Refusal::Unknown));
     }
@@ -188,6 +194,7 @@ mod tests {
             let row = |pid: &i32| known.iter().find(|(known, ..)| known == pid);
             let refused = |pid: &i32| match row(pid) {
                 None => true,
+                Some(_) if *pid == OWN && adopts => true,
                 Some((_, _, restricted)) => *restricted && !(adopts && strangers.contains(pid)),
             };
             let expected = !holders.is_empty() && !holders.iter().any(refused);

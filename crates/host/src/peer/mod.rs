@@ -3,7 +3,8 @@
 //!
 //! Invariant: from just before the first sandbox with network access starts, a local connection is
 //! admitted only if every process that holds its other end is known and none of them runs in one of our
-//! sandboxes. Before that no sandbox can connect, so there is no check.
+//! sandboxes, or is this process, whose proxies connect for sandboxes. Before that no sandbox can connect,
+//! so there is no check.
 
 mod admission;
 mod netlink;
@@ -48,6 +49,9 @@ pub enum Refusal {
     /// The peer runs in one of this server's sandboxes.
     #[error("a sandboxed process may not connect to the server that started it")]
     Sandboxed,
+    /// The peer is this server itself, perhaps for a process with a managed network.
+    #[error("a server may not connect to itself")]
+    Proxied,
     /// The peer is on this machine, but its process cannot be found. It may have exited, and it may
     /// have been sandboxed.
     #[error("cannot determine which local process is connecting")]
@@ -60,7 +64,7 @@ impl Peers {
         Self(Arc::new(Shared { watching: AtomicBool::new(false), adopts_orphans, lookups }))
     }
 
-    /// Call it before spawning a sandbox with network access.
+    /// Call it before spawning a sandbox with network access, of its own or through proxies of this process.
     pub(crate) fn sandbox_has_network(&self) {
         self.0.watching.store(true, Ordering::SeqCst);
     }

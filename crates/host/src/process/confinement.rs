@@ -85,7 +85,7 @@ impl ProcessHost {
         group: Group,
     ) -> Result<StartingSandbox, StartError> {
         let Confinement { launch, command } = confinement;
-        if launch.has_host_network {
+        if launch.has_host_network || launch.network.is_some() {
             self.peers().sandbox_has_network();
         }
         let spare = self.spares().take(&launch.program);

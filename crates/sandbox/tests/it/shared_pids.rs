@@ -137,7 +137,7 @@ fn what_a_command_leaves_ends_with_it() {
     for user in users() {
         let world = World::new(user);
         for policy in policies(&world) {
-            let script = "setsid sh -c 'sleep 1000 & echo $! $$; exec sleep 1000' > pids & \
+            let script = "setsid sh -c 'sleep 1000 & echo $! $$; exec sleep 1000' > pids 2>&1 & \
                           while ! test -s pids; do :; done; cat pids; exit 7";
             let done = shell(&world, &policy, script);
             assert_eq!(done.code, 7, "{user:?}: {done:?}");
