@@ -66,6 +66,7 @@ fn proxies() {
 #[test]
 fn launches() {
     let smallest = NetworkProxyLaunch {
+        transparent: false,
         proxy: smallest(),
         audit_metadata: NetworkAuditMetadata::default(),
         environment_id: None,
@@ -137,6 +138,30 @@ fn missing_and_unknown_members() {
     );
     let mode = format!(r#"{{"proxy":{}}}"#, SMALLEST.replace("full", "x"));
     assert_eq!(error(&mode), "unknown variant `x`, expected `limited` or `full`");
+}
+
+#[test]
+fn extensions() {
+    golden(
+        &NetworkUpdateRulesParams {
+            process_id: "p".into(),
+            rules: NetworkRules {
+                domains: Some([("a.com:443".to_owned(), DomainPermission::Allow)].into()),
+                review_domains: vec!["b.com".into()],
+                match_ports: true,
+            },
+        },
+        r#"{"processId":"p","rules":{"domains":{"a.com:443":"allow"},"reviewDomains":["b.com"],"matchPorts":true}}"#,
+    );
+    golden(
+        &NetworkUpdateRulesParams { process_id: "p".into(), rules: NetworkRules::default() },
+        r#"{"processId":"p","rules":{}}"#,
+    );
+    // Rules that this server does not know must not be lost in silence.
+    refuses::<NetworkRules>(r#"{"mode":"limited"}"#);
+    golden(&NetworkUpdateRulesResponse {}, "{}");
+    golden(&NetworkInfo { routes: NetworkRoutes::Transparent }, r#"{"routes":"transparent"}"#);
+    golden(&NetworkInfo { routes: NetworkRoutes::Proxies }, r#"{"routes":"proxies"}"#);
 }
 
 #[test]
