@@ -137,6 +137,12 @@ fn tree(
     }
     let dev = Path::new(DEV);
     for (path, region) in &policy.regions {
+        if region.access == AccessMode::Deny && (path == dev || path == Path::new("/proc")) {
+            return Err(PlanError::Unsupported {
+                reason: format!("`{}` cannot be denied: a sandbox has its own", path.display()),
+                remedy: "deny what it contains".to_owned(),
+            });
+        }
         if path == root || path == dev || building.devices.contains(path) {
             continue;
         }
@@ -192,8 +198,10 @@ fn tree(
             }
             let (writable, device) =
                 (region.access == AccessMode::Write, building.is_device(path, region));
-            // A device is writable on any mount; only a missing Landlock rule prevents that.
-            let only_read = capabilities.landlock_abi > 0 && root_access != AccessMode::Write;
+            // A device is writable on any mount; only a missing Landlock rule prevents that, and the rule
+            // of a writable directory covers what is below it.
+            let granted = stack.iter().any(|above| above.access == AccessMode::Write);
+            let only_read = capabilities.landlock_abi > 0 && !granted;
             if device && !writable && !only_read {
                 return Err(PlanError::Unsupported {
                     reason: format!("the device `{}` cannot be made read-only", path.display()),
