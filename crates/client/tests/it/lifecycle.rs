@@ -98,7 +98,8 @@ async fn a_question_during_the_handshake_is_refused() {
     fake.send(json!({"id": 1, "method": "network/policyRequest", "params": {}})).await;
     let refused = fake.message().await.unwrap();
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(1), &json!(-32601)));
-    fake.reply(&asked, json!({"sessionId": "s1"})).await;
+    let info = json!({"cwd": "file:///srv", "platformOs": "linux", "capabilities": {}});
+    fake.reply(&asked, json!({"sessionId": "s1", "environmentInfo": info})).await;
     fake.initialized().await;
     connecting.await.unwrap().unwrap();
 }
