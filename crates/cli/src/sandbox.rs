@@ -160,7 +160,7 @@ impl SandboxArgs {
             env: &env,
             cwd,
         };
-        match sandbox.prepare(context, &Request { command })? {
+        match sandbox.prepare(context, &Request::new(command))? {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
                 if launch.globs_truncated {

@@ -67,7 +67,7 @@ impl SpawnIsolated for StdCommand {
 fn run(sandbox: &Sandbox, context: &SandboxContext, cwd: &Path) {
     let argv = [OsString::from("/bin/true")];
     let command = Command::Program { argv: &argv, arg0: None, env: &[], cwd };
-    match sandbox.prepare(context, &Request { command }).expect("a sandbox") {
+    match sandbox.prepare(context, &Request::new(command)).expect("a sandbox") {
         Prepared::Unrestricted => panic!("nothing to enforce"),
         Prepared::Enforced(launch) => {
             let command = spawn::command(&launch);
@@ -170,7 +170,7 @@ fn preparing(sandbox: &Sandbox, root: &Path) {
         let argv = [OsString::from("/bin/true")];
         let command = Command::Program { argv: &argv, arg0: None, env: &[], cwd: root };
         let prepare = || {
-            assert!(sandbox.prepare(&context, &Request { command }).is_ok());
+            assert!(sandbox.prepare(&context, &Request::new(command)).is_ok());
         };
         let prepared = measure(100, prepare).clock;
         let ran = measure(20, || run(sandbox, &context, root)).clock;

@@ -230,11 +230,22 @@ pub enum Command<'a> {
 /// A request to run something.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What to run.
-    pub command: Command<'a>,
+    command: Command<'a>,
+    inherit: Option<&'a Arc<OwnedFd>>,
 }
 
 impl<'a> Request<'a> {
+    /// Runs this with the standard streams and no other descriptors.
+    pub fn new(command: Command<'a>) -> Self {
+        Self { command, inherit: None }
+    }
+
+    /// A program also inherits this descriptor, as number [`INHERITED`](crate::INHERITED). It bypasses
+    /// the policy: pass nothing that has a path.
+    pub fn inheriting(self, descriptor: Option<&'a Arc<OwnedFd>>) -> Self {
+        Self { inherit: descriptor, ..self }
+    }
+
     /// What the policy is resolved against: the program's working directory and `TMPDIR`. A helper has
     /// no working directory.
     pub fn surroundings(&self) -> Surroundings<'a> {
@@ -518,7 +529,7 @@ impl Sandbox {
 
     /// Prepares a planned policy for a request.
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
-        let target = target(request)?;
+        let mut target = target(request)?;
         self.record_writable(planned);
         let program = self.executable.clone().map_err(|errno| PrepareError::Io {
             doing: "opening the executable of the server",
@@ -559,6 +570,12 @@ impl Sandbox {
             }
         }
         let passed = descriptors.iter().map(|descriptor| descriptor.number).collect();
+        if let (Target::Program(program), Some(inherit)) = (&mut target, request.inherit) {
+            // The numbers have no gaps, so it may be that of a descriptor which is not passed now.
+            let number = reentry::PLAN + 2 + descriptors.len() as i32;
+            program.inherits = Some(number);
+            descriptors.push(pass(inherit, number));
+        }
         let plan = Plan { enforcement, network_restricted, passed, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
@@ -634,6 +651,7 @@ fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
                 arg0: arg0.map(OsStr::to_owned),
                 env: env.to_vec(),
                 cwd: cwd.to_owned(),
+                inherits: None,
             })
         }
     })

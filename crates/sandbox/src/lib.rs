@@ -43,5 +43,6 @@ pub use launch::{
     Cleanup, Command, Config, Launch, Limits, OwnFiles, PassedDescriptor, Planned, PolicyKey,
     PrepareError, Prepared, Request, Sandbox,
 };
+pub use reentry::INHERITED;
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

@@ -3,10 +3,18 @@
 //! Each queues its request with the process's owner before it returns, and returns the reply as a
 //! future.
 
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use codex_exec_host::files::Reservation;
+use codex_exec_host::pool;
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, environment,
+    Command, Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, ProcessHost,
+    StartError, Started, environment,
 };
+use codex_exec_host::sandbox::{Failure, NativeSandbox, SandboxBackend};
+use codex_exec_host::shell_snapshot::Replay;
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
     ResizeResponse, SandboxType, SignalParams, SignalResponse, TerminalSize, TerminateParams,
@@ -14,14 +22,16 @@ use codex_exec_server_protocol::process::{
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 
+use crate::config::ShellSnapshotConfig;
 use crate::connection::{Attached, Request};
 use crate::response_memory::{ResponseMemory, is_small};
 use crate::sandbox::Confiner;
 use crate::server::Server;
 use crate::session::{InsertError, Session};
+use crate::shell_snapshots::ShellSnapshots;
 
 /// Why a process did not start.
-enum StartFailure {
+pub(crate) enum StartFailure {
     /// The server refuses the request.
     Refused(RpcError),
     /// The host failed to start the process.
@@ -69,10 +79,19 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let session = attached.session.clone();
     let mut started = None;
     let inserted = session.insert(&id, || {
-        let group = session.group();
-        let launch = |params, retry| launch(server.confiner().clone(), params, group, retry);
-        let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
-        let (handle, reply) = server.host().start(launch(params, false), retry);
+        let starter = Starter {
+            host: server.host().clone(),
+            confiner: server.confiner().clone(),
+            group: session.group(),
+        };
+        let (snapshots, limits) = (session.shell_snapshots(), server.config().shell_snapshots);
+        let snapshots = snapshots.clone();
+        let launch = move |params, attempt| {
+            launch(starter.clone(), snapshots.clone(), limits, params, attempt)
+        };
+        let first = launch(params.clone(), Attempt::First);
+        let again = move |failure: &Failure| Some(launch(params, Attempt::after(failure)?));
+        let (handle, reply) = server.host().start(first, again);
         started = Some(reply);
         handle
     });
@@ -119,15 +138,91 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     });
 }
 
-async fn launch(
-    confiner: Confiner,
-    mut params: ExecParams,
-    group: Group,
-    retry: bool,
-) -> Result<Launch, StartFailure> {
-    if retry {
-        confiner.forget_plans();
+/// Which attempt to start a process this is.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    First,
+    /// A path changed while its sandbox was built.
+    AfterRace,
+    /// The program was not found, or not executable, inside its sandbox.
+    AfterHiddenProgram(Failure),
+}
+
+impl Attempt {
+    /// The next attempt after the first one failed; `None` if it would fail, too.
+    pub(crate) fn after(failure: &Failure) -> Option<Self> {
+        if failure.is_race() {
+            return Some(Self::AfterRace);
+        }
+        NativeSandbox::hides_program(failure).then(|| Self::AfterHiddenProgram(failure.clone()))
     }
+}
+
+/// Where and how a session's processes start.
+#[derive(Debug, Clone)]
+pub(crate) struct Starter {
+    pub(crate) host: ProcessHost,
+    confiner: Confiner,
+    group: Group,
+}
+
+impl Starter {
+    /// Prepares a process with this environment; `inherit` becomes its descriptor 3.
+    pub(crate) async fn prepare(
+        self,
+        mut params: ExecParams,
+        environment: Environment,
+        inherit: Option<Arc<OwnedFd>>,
+        attempt: Attempt,
+    ) -> Result<Launch, StartFailure> {
+        let refusal = match attempt {
+            Attempt::First => None,
+            Attempt::AfterRace => {
+                self.confiner.forget_plans();
+                None
+            }
+            Attempt::AfterHiddenProgram(failure) => {
+                Some(hidden_program(&params, &environment, failure).await?)
+            }
+        };
+        let sandbox = match params.sandbox.take() {
+            Some(context) => {
+                let (confiner, inherit) = (&self.confiner, inherit.clone());
+                confiner.confine(context, &params, &environment, inherit, refusal).await
+            }
+            None => Ok(None),
+        };
+        match sandbox.map_err(StartFailure::Refused)? {
+            Some(sandbox) => Ok(Launch::confined(params, sandbox, self.group)?),
+            None => Ok(Launch::new(params, &environment, self.group)?.inheriting(inherit)),
+        }
+    }
+}
+
+/// The message for a program that its sandbox hides. Returns the failure if it cannot be executed outside
+/// either.
+async fn hidden_program(
+    params: &ExecParams,
+    environment: &Environment,
+    failure: Failure,
+) -> Result<String, StartFailure> {
+    let program = params.argv.first().ok_or(LaunchError::EmptyArgv)?;
+    let name = OsStr::new(program);
+    let command = Command::new(name, name, [], environment, params.cwd.as_path());
+    let command = command.map_err(LaunchError::from)?;
+    match pool::blocking(move || command.is_executable()).await {
+        Ok(true) => Ok(format!("program `{program}` cannot be executed under this policy")),
+        _ => Err(StartError::Sandbox(failure).into()),
+    }
+}
+
+async fn launch(
+    starter: Starter,
+    snapshots: Arc<ShellSnapshots>,
+    limits: ShellSnapshotConfig,
+    params: ExecParams,
+    attempt: Attempt,
+) -> Result<Launch, StartFailure> {
     let unsupported = [
         // Without a sandbox there is nothing to enforce.
         (
@@ -136,7 +231,6 @@ async fn launch(
             "a managed network",
         ),
         (params.network_proxy.is_some(), "a network proxy"),
-        (params.shell_snapshot.is_some(), "a shell snapshot"),
     ];
     if let Some((_, what)) = unsupported.iter().find(|(requested, _)| *requested) {
         let message = format!("this server does not support {what}");
@@ -147,13 +241,14 @@ async fn launch(
         return Err(LaunchError::EmptyArgv.into());
     }
     let environment = environment(&params)?;
-    let sandbox = match params.sandbox.take() {
-        Some(context) => confiner.confine(context, &params, &environment).await,
-        None => Ok(None),
-    };
-    match sandbox.map_err(StartFailure::Refused)? {
-        Some(sandbox) => Ok(Launch::confined(params, sandbox, group)?),
-        None => Ok(Launch::new(params, &environment, group)?),
+    match snapshots.replay(&starter, limits, &params, &environment).await? {
+        Some(Replay { argv, environment, state }) => {
+            let listed = params.argv;
+            let params = ExecParams { argv, ..params };
+            let launch = starter.prepare(params, environment, Some(state), attempt).await?;
+            Ok(launch.listed_as(listed))
+        }
+        None => starter.prepare(params, environment, None, attempt).await,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Once};
 
 use codex_exec_host::files::{Backend, FileError, Helpers};
@@ -78,12 +79,15 @@ impl Confiner {
         }
     }
 
-    /// The sandbox to start a process in; `None` if the policy restricts nothing.
+    /// The sandbox to start a process in; `None` if the policy restricts nothing. The process gets
+    /// `inherit` as descriptor 3. With a `denial` it runs no program: it prints that and ends as denied.
     pub(crate) async fn confine(
         &self,
         context: SandboxContext,
         params: &ExecParams,
         environment: &Environment,
+        inherit: Option<Arc<OwnedFd>>,
+        denial: Option<String>,
     ) -> Result<Option<Launch>, RpcError> {
         if !restricts(&context) {
             return Ok(None);
@@ -98,8 +102,12 @@ impl Confiner {
         // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd };
-            sandbox.launch_program(&context, &program)
+            let inherit = inherit.as_ref();
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, inherit };
+            match denial {
+                None => sandbox.launch_program(&context, &program),
+                Some(message) => sandbox.launch_refusal(&context, &program, &message),
+            }
         });
         match prepared.await {
             Ok(Ok(None)) => Ok(None),

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
+use crate::shell_snapshots::ShellSnapshots;
 use crate::sink::NotificationSink;
 
 /// How often shutdown polls whether a process has exited after SIGTERM.
@@ -50,6 +51,7 @@ pub(crate) struct Session {
     state: Mutex<State>,
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
+    shell_snapshots: Arc<ShellSnapshots>,
 }
 
 #[derive(Debug)]
@@ -124,6 +126,7 @@ impl Sessions {
                 attachment: Attachment(0),
             }),
             persistent_handles: OnceLock::new(),
+            shell_snapshots: Arc::default(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
@@ -225,10 +228,12 @@ impl Sessions {
             std::mem::take(&mut state.processes)
         };
         self.by_id.lock().remove(&session.id);
+        let captures = session.shell_snapshots.end();
         for process in processes.values() {
             process.kill();
         }
         futures_util::future::join_all(processes.values().map(ProcessHandle::gone)).await;
+        captures.await;
         self.host.end_group(session.group).await;
     }
 }
@@ -240,6 +245,11 @@ impl Session {
 
     pub(crate) fn group(&self) -> Group {
         self.group
+    }
+
+    /// The states of its login shells.
+    pub(crate) fn shell_snapshots(&self) -> &Arc<ShellSnapshots> {
+        &self.shell_snapshots
     }
 
     /// Attaches a connection if none is attached, or in place of `silent`, which is closed.

@@ -181,7 +181,7 @@ fn prepared(sandbox: &Sandbox, policy: &str, cwd: &Path) -> anyhow::Result<Durat
     let env = [(OsString::from("PATH"), OsString::from("/usr/bin:/bin"))];
     let command = Command::Program { argv: &argv, arg0: None, env: &env, cwd };
     let began = Instant::now();
-    let prepared = sandbox.prepare(&context, &Request { command })?;
+    let prepared = sandbox.prepare(&context, &Request::new(command))?;
     let took = began.elapsed();
     ensure!(matches!(prepared, Prepared::Enforced(_)), "nothing to enforce");
     Ok(took)

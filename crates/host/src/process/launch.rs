@@ -1,6 +1,8 @@
 //! Turns the params of `process/start` into something that can be started.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
@@ -27,6 +29,8 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output the server retains; `None` for the default.
     pub retain: Option<Retain>,
+    /// Becomes descriptor 3 of an unconfined program.
+    pub(super) inherit: Option<Arc<OwnedFd>>,
     pub(super) target: LaunchTarget,
 }
 
@@ -92,6 +96,16 @@ impl Launch {
         Ok(Self::with(params, LaunchTarget::Confined(Confinement::new(sandbox)?), group))
     }
 
+    /// Passes a descriptor to an unconfined program, as number 3. A sandbox takes it when it is prepared.
+    pub fn inheriting(self, descriptor: Option<Arc<OwnedFd>>) -> Self {
+        Self { inherit: descriptor, ..self }
+    }
+
+    /// Shows another command line in `process/list`.
+    pub fn listed_as(self, argv: Vec<String>) -> Self {
+        Self { argv: shorten(argv), ..self }
+    }
+
     fn with(params: ExecParams, target: LaunchTarget, group: Group) -> Self {
         Self {
             process_id: params.process_id,
@@ -101,6 +115,7 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
+            inherit: None,
             target,
         }
     }

@@ -22,7 +22,9 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::hash::Hash;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::{Assurance, ErrorKind, SandboxContext};
 
@@ -73,6 +75,18 @@ pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
         context: &SandboxContext,
         program: &Program<'_>,
     ) -> Result<Option<Self::Launch>, Self::Refusal>;
+
+    /// Prepares a process that runs no program: it prints a message to stderr, ends as denied, and has the
+    /// environment and working directory of `program`. `None` if there is nothing to enforce.
+    fn launch_refusal(
+        &self,
+        context: &SandboxContext,
+        program: &Program<'_>,
+        message: &str,
+    ) -> Result<Option<Self::Launch>, Self::Refusal>;
+
+    /// Whether the sandbox did not let the program be found or executed, as far as the failure tells.
+    fn hides_program(failure: &Failure) -> bool;
 
     /// Clears the plan cache. Call it after a launch failed because a planned file was replaced.
     fn forget_plans(&self);
@@ -126,4 +140,6 @@ pub struct Program<'a> {
     pub env: &'a [(OsString, OsString)],
     /// Working directory.
     pub cwd: &'a Path,
+    /// A descriptor without a path, which the program gets as number 3.
+    pub inherit: Option<&'a Arc<OwnedFd>>,
 }

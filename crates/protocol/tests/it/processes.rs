@@ -54,14 +54,17 @@ fn starts() {
         metadata: opaque(r#"{"threadId":"t","toolCallId":"c"}"#),
         managed_network: opaque("{}"),
         network_proxy: opaque(r#"{"a":[1]}"#),
-        shell_snapshot: opaque("1"),
+        shell_snapshot: Some(ShellSnapshotParams {
+            scope_id: "s".into(),
+            shell: SnapshotShell { name: "bash".into(), path: "/bin/bash".into() },
+        }),
         size: Some(TerminalSize { rows: 5, cols: 7 }),
         retain: Some(Retain { bytes: 9, on_full: OnFull::Drop, until: RetainUntil::Sent }),
         ..least()
     };
     golden(
         &most,
-        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{},"networkProxy":{"a":[1]},"shellSnapshot":1,"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
+        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{},"networkProxy":{"a":[1]},"shellSnapshot":{"scopeId":"s","shell":{"name":"bash","path":"/bin/bash"}},"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
     );
     refuses::<ExecParams>(r#"{"argv":["ls"],"cwd":"/"}"#);
     refuses::<ExecParams>(r#"{"processId":"p","cwd":"/"}"#);

@@ -6,7 +6,7 @@
 use super::Plan;
 
 /// Increment it with every change of [`Plan`].
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// Why bytes are not a valid plan.
 #[derive(Debug, thiserror::Error)]

@@ -48,7 +48,7 @@ fn start(
     let env = [("PATH".into(), "/usr/bin:/bin".into()), ("PS1".into(), "> ".into())];
     let command = Command::Program { argv: &argv, arg0: None, env: &env, cwd: &world.work };
     let context = world.context(workspace());
-    let Prepared::Enforced(launch) = sandbox.prepare(&context, &Request { command }).unwrap()
+    let Prepared::Enforced(launch) = sandbox.prepare(&context, &Request::new(command)).unwrap()
     else {
         panic!("nothing to enforce");
     };

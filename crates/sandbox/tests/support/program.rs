@@ -81,7 +81,7 @@ fn run(args: &[OsString]) {
     } else {
         Command::Program { argv, arg0: None, env: &env, cwd: &cwd }
     };
-    let launch = match sandbox.prepare(&context, &Request { command }) {
+    let launch = match sandbox.prepare(&context, &Request::new(command)) {
         Ok(Prepared::Enforced(launch)) => launch,
         Ok(Prepared::Unrestricted) => {
             eprintln!("unrestricted");
