@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cloud;
+mod compatibility;
 mod environment;
 #[path = "../../../crates/client/tests/it/files.rs"]
 mod files;
