@@ -11,6 +11,7 @@ mod process;
 mod remote;
 mod report;
 mod sandbox;
+mod snapshot;
 mod target;
 
 use clap::Args;
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         sandbox::start_to_closed(&mut report, args.effort).await?;
         sandbox::files(&mut report, args.effort).await?;
         sandbox::prepare(&mut report, args.effort)?;
+        snapshot::start_to_closed(&mut report, args.effort).await?;
         remote::echo(&mut report, args.effort).await?;
         remote::echo_beside_a_flood(&mut report, args.effort).await?;
         remote::stream(&mut report, args.effort).await?;

@@ -221,7 +221,12 @@ async fn what_a_capture_started_ends_with_it() {
 #[tokio::test]
 async fn the_end_of_a_session_ends_its_captures() {
     let home = Home::new("echo $$ > $HOME/pid.new; mv $HOME/pid.new $HOME/pid; sleep 1000");
-    let (server, mut client) = ready(|config| config.detach_ttl = Duration::ZERO).await;
+    let (server, mut client) = ready(|config| {
+        config.detach_ttl = Duration::ZERO;
+        // The capture ends for no other reason.
+        config.shell_snapshots.timeout = Duration::from_secs(1000);
+    })
+    .await;
     client.send_request("process/start", home.start("p", "true").0).await;
     tokio::time::timeout(PATIENCE, async {
         while home.file("pid").is_empty() {
