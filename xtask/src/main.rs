@@ -2,6 +2,7 @@
 
 mod bench;
 mod boundaries;
+mod compatibility;
 mod tidy;
 mod torture;
 
@@ -15,6 +16,8 @@ use clap::Parser;
 enum Task {
     /// Run benchmarks against floors measured in the same run
     Bench(bench::BenchArgs),
+    /// Write docs/compatibility.md from interop/compatibility.toml
+    Compatibility,
     /// Check conventions that no compiler checks
     Tidy,
     /// Run random programs for random clients, kill processes at random, and check what remains
@@ -27,6 +30,7 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Bench(args) => bench::run(&args),
+        Task::Compatibility => compatibility::run(),
         Task::Tidy => tidy::run(),
         Task::Torture(args) => torture::run(&args),
         Task::FloorServer(args) => bench::floor::serve(&args),

@@ -1,5 +1,6 @@
 //! Checks that no compiler makes: the first line and the length of files, whether ARCHITECTURE.md is true of
-//! files, crate boundaries (see `boundaries`), and whether each dependency has its reason.
+//! files, crate boundaries (see `boundaries`), whether docs/compatibility.md is fresh, and whether each dependency has its
+//! reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +23,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let (manifest, page) = (std::fs::read_to_string(manifest)?, std::fs::read_to_string(page)?);
     complaints.extend(undocumented_dependencies(&manifest, &page));
     complaints.extend(crate::boundaries::complaints()?);
+    complaints.extend(crate::compatibility::complaint()?);
     for complaint in &complaints {
         eprintln!("{complaint}");
     }

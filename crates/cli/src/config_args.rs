@@ -41,6 +41,29 @@ pub(crate) struct ConfigArgs {
     pub(crate) proxy_private_ips_via_upstream: bool,
 }
 
+/// The same flags before the subcommand.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct GlobalConfigArgs {
+    #[arg(short = 'c', long = "config", value_name = "KEY=VALUE", hide = true)]
+    config: Vec<String>,
+
+    #[arg(long, value_name = "FEATURE", value_parser = feature, hide = true)]
+    enable: Vec<String>,
+
+    #[arg(long, value_name = "FEATURE", value_parser = feature, hide = true)]
+    disable: Vec<String>,
+
+    #[arg(long, hide = true)]
+    strict_config: bool,
+}
+
+impl GlobalConfigArgs {
+    /// Logs the flags that have no effect. Call it once logging is set up.
+    pub(crate) fn note_ignored(&self) {
+        note_ignored(&self.config, self.enable.iter().chain(&self.disable));
+    }
+}
+
 impl ConfigArgs {
     /// Whether sandboxes see the processes of the host.
     pub(crate) fn shares_pids(&self) -> bool {
@@ -49,14 +72,17 @@ impl ConfigArgs {
 
     /// Logs the flags that have no effect. Call it once logging is set up.
     pub(crate) fn note_ignored(&self) {
-        // Values may be secrets.
-        let keys = self.config.iter().map(|setting| setting.split('=').next().unwrap_or_default());
-        for key in keys {
-            tracing::info!(key, "configuration value ignored");
-        }
-        for feature in self.enable.iter().chain(&self.disable) {
-            tracing::info!(feature, "feature flag ignored");
-        }
+        note_ignored(&self.config, self.enable.iter().chain(&self.disable));
+    }
+}
+
+fn note_ignored<'a>(config: &[String], features: impl Iterator<Item = &'a String>) {
+    // Values may be secrets.
+    for key in config.iter().map(|setting| setting.split('=').next().unwrap_or_default()) {
+        tracing::info!(key, "configuration value ignored");
+    }
+    for feature in features {
+        tracing::info!(feature, "feature flag ignored");
     }
 }
 

@@ -60,6 +60,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 struct Cli {
     #[command(flatten)]
     logging: logging::LoggingArgs,
+    #[command(flatten)]
+    config: config_args::GlobalConfigArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         }
     };
     cli.logging.start();
+    cli.config.note_ignored();
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Shell(args) => shell::run(&args),

@@ -1,6 +1,6 @@
 //! Remote mode of `codex exec-server`: its flags, and `forward`.
 
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,6 +13,8 @@ use codex_exec_server::{
     ServerConfig, SignInKind, SignInSources, run_direct_environment_until,
     run_remote_environment_until, run_remote_executor_until, shutdown_signal,
 };
+
+use codex_exec_server::remote_mode::BearerToken;
 
 use crate::config_args::ConfigArgs;
 
@@ -71,6 +73,11 @@ pub(crate) struct RemoteArgs {
     #[arg(long, requires_all = ["remote", "environment_id"],
           conflicts_with = "use_agent_identity_auth")]
     executor_credential_stdin: bool,
+
+    /// Sign in with one bearer token for the registry, which the parent process writes to stdin as a line
+    #[arg(long, requires_all = ["remote", "environment_id"],
+          conflicts_with_all = ["executor_credential_stdin", "use_agent_identity_auth", "aws_sigv4"])]
+    registration_bearer_stdin: bool,
 
     /// Allow sending credentials to this host, even if they are restricted to other hosts; can be
     /// repeated
@@ -148,13 +155,24 @@ impl RemoteArgs {
         if self.executor_credential_stdin {
             return self.run_with_pipe(server, paths, forward_to).await;
         }
+        let stop_on_stdin = wants_exit_on_stdin_close(self.exit_on_stdin_close);
         let base_url = self.remote.context("forward needs --remote URL")?;
+        let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
+        if self.registration_bearer_stdin {
+            let environment_id =
+                self.environment_id.context("--remote needs --environment-id ID")?;
+            let token = read_bearer(&mut std::io::stdin().lock())?;
+            let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, token);
+            config.name = name;
+            config.server = server;
+            config.forward_to = forward_to;
+            let stop = shutdown_signal_or_stdin_end(stop_on_stdin);
+            return Ok(run_remote_environment_until(config, paths, stop).await?);
+        }
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts = self.allow_registry_host;
         let agent = self.use_agent_identity_auth.then_some(SignInKind::AgentIdentity);
-        let stop =
-            shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
-        let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
+        let stop = shutdown_signal_or_stdin_end(stop_on_stdin);
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
                 let sign_in = sources.sign_in(agent.unwrap_or_default())?;
@@ -227,6 +245,27 @@ impl RemoteArgs {
     }
 }
 
+/// The longest line with a bearer token, in bytes.
+const MAX_BEARER_LINE: u64 = 16 << 10;
+
+/// Reads one line with a bearer token. No error shows any of it.
+fn read_bearer(stdin: &mut impl BufRead) -> anyhow::Result<BearerToken> {
+    let mut line = Vec::new();
+    stdin.take(MAX_BEARER_LINE).read_until(b'\n', &mut line).context("cannot read stdin")?;
+    if line.pop() != Some(b'\n') {
+        anyhow::bail!(
+            "invalid bearer token on stdin: expected one line of at most 16 KiB that ends with a newline"
+        );
+    }
+    line.pop_if(|last| *last == b'\r');
+    if line.is_empty() || !line.iter().all(u8::is_ascii_graphic) {
+        anyhow::bail!(
+            "invalid bearer token on stdin: expected visible ASCII characters without spaces"
+        );
+    }
+    Ok(BearerToken(String::from_utf8(line)?.into()))
+}
+
 fn wants_exit_on_stdin_close(flag: bool) -> bool {
     let set = |value: String| matches!(value.trim(), "1" | "true" | "yes");
     flag || std::env::var(EXIT_ON_STDIN_CLOSE).is_ok_and(set)
@@ -263,4 +302,27 @@ async fn stdin_ended() {
         let _ = sender.send(());
     });
     let _ = ended.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_of_stdin_is_the_bearer_token() {
+        let longest = "x".repeat(MAX_BEARER_LINE as usize - 1);
+        for (input, token) in [
+            ("tok-1\n".to_owned(), "tok-1"),
+            ("tok-2\nmore".to_owned(), "tok-2"),
+            ("tok\r\n".to_owned(), "tok"),
+            (format!("{longest}\n"), longest.as_str()),
+        ] {
+            let read = read_bearer(&mut input.as_bytes()).unwrap();
+            assert_eq!(read.0.expose(), token);
+        }
+        for bad in ["", "\n", "tok", " tok \n", "a b\n", "t\u{e9}\n", &format!("x{longest}\n")] {
+            let error = read_bearer(&mut bad.as_bytes()).unwrap_err().to_string();
+            assert!(!error.contains("tok"), "{error}");
+        }
+    }
 }

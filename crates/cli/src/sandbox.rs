@@ -199,7 +199,8 @@ impl SandboxArgs {
             env: &env,
             cwd,
         };
-        match sandbox.prepare(context, &Request { command, network: network.as_ref() })? {
+        let request = Request::new(command).with_network(network.as_ref());
+        match sandbox.prepare(context, &request)? {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
                 if launch.globs_truncated {

@@ -8,6 +8,7 @@ pub mod peer;
 pub mod pool;
 pub mod process;
 pub mod sandbox;
+pub mod shell_snapshot;
 
 /// Turns this process into a helper of the host and never returns, if it was started as one.
 ///

@@ -124,15 +124,34 @@ pub struct ExecParams {
     /// A proxy for this process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_proxy: Option<NetworkProxyLaunch>,
-    /// A shell snapshot; this server does not offer one.
+    /// Run the profile of a login shell once, and start later shells from the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shell_snapshot: Option<Opaque>,
+    pub shell_snapshot: Option<ShellSnapshotParams>,
     /// **extension**: the terminal's size; 24×80 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<TerminalSize>,
     /// **extension**: how much output is retained, and what happens at the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain: Option<Retain>,
+}
+
+/// `shellSnapshot` of `process/start`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShellSnapshotParams {
+    /// Commands of the same scope may share a snapshot; at most 256 bytes.
+    pub scope_id: String,
+    /// The shell.
+    pub shell: SnapshotShell,
+}
+
+/// The shell of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SnapshotShell {
+    /// `bash`, `zsh` or `sh`.
+    pub name: String,
+    /// Its path, which `argv` starts with.
+    pub path: String,
 }
 
 /// How the child's environment is made from the server's.

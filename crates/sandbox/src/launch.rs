@@ -242,18 +242,29 @@ pub enum Command<'a> {
 /// A request to run something.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What to run.
-    pub command: Command<'a>,
-    /// Gives the command this network, whatever the policy says of the network (default: none). A policy
-    /// that restricts nothing else is then enforced as one that restricts the network alone. Without
-    /// effect on a helper.
-    pub network: Option<&'a ManagedNetwork>,
+    command: Command<'a>,
+    network: Option<&'a ManagedNetwork>,
+    inherit: Option<&'a Arc<OwnedFd>>,
 }
 
 impl<'a> Request<'a> {
-    /// A request with the network of the policy.
+    /// Runs this with the network of the policy, the standard streams and no other descriptors.
     pub fn new(command: Command<'a>) -> Self {
-        Self { command, network: None }
+        Self { command, network: None, inherit: None }
+    }
+
+    /// Gives the command this network, whatever the policy says of the network. A policy that restricts
+    /// nothing else is then enforced as one that restricts the network alone. Without effect on a helper.
+    #[must_use]
+    pub fn with_network(self, network: Option<&'a ManagedNetwork>) -> Self {
+        Self { network, ..self }
+    }
+
+    /// A program also inherits this descriptor, as number [`INHERITED`](crate::INHERITED). It bypasses
+    /// the policy: pass nothing that has a path.
+    #[must_use]
+    pub fn inheriting(self, descriptor: Option<&'a Arc<OwnedFd>>) -> Self {
+        Self { inherit: descriptor, ..self }
     }
 
     /// What the policy is resolved against: the program's working directory and `TMPDIR`. A helper has
@@ -545,7 +556,7 @@ impl Sandbox {
 
     /// Prepares a planned policy for a request.
     pub fn launch(&self, planned: &Planned, request: &Request<'_>) -> Result<Launch, PrepareError> {
-        let target = target(request)?;
+        let mut target = target(request)?;
         self.record_writable(planned);
         let program = self.executable.clone().map_err(|errno| PrepareError::Io {
             doing: "opening the executable of the server",
@@ -617,6 +628,12 @@ impl Sandbox {
             }
         }
         let passed = descriptors.iter().map(|descriptor| descriptor.number).collect();
+        if let (Target::Program(program), Some(inherit)) = (&mut target, request.inherit) {
+            // The numbers have no gaps, so it may be that of a descriptor which is not passed now.
+            let number = reentry::PLAN + 2 + descriptors.len() as i32;
+            program.inherits = Some(number);
+            descriptors.push(pass(inherit, number));
+        }
         let has_host_network = network == Network::Host;
         let plan = Plan { enforcement, network, shares_pids, passed, seccomp, target };
         let file = memory_file(&plan.encode()).map_err(io_error("writing the plan"))?;
@@ -710,6 +727,7 @@ fn target(request: &Request<'_>) -> Result<Target, PrepareError> {
                 arg0: arg0.map(OsStr::to_owned),
                 env: env.to_vec(),
                 cwd: cwd.to_owned(),
+                inherits: None,
             })
         }
     })

@@ -48,5 +48,6 @@ pub use network::{
     MAX_LOOPBACK_PORTS, ManagedNetwork, NetworkDescriptors, NetworkReceiver, TUN_ADDRESS_V4,
     TUN_ADDRESS_V6, TUN_MTU,
 };
+pub use reentry::INHERITED;
 pub use spare::{Spare, SpareLaunch};
 pub use status::{Failure, Stage, StatusReader};

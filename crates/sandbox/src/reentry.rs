@@ -50,6 +50,9 @@ pub(crate) const NETWORK: i32 = 6;
 pub(crate) const HANDOVER: i32 = 6;
 /// Descriptor number of the user namespace that owns the empty network.
 pub(crate) const USER: i32 = 7;
+/// Number of the descriptor that a program inherits besides the standard streams, if it inherits one
+/// ([`Request::inheriting`](crate::Request::inheriting)).
+pub const INHERITED: i32 = 3;
 /// Descriptor number of a spare's socket; a spare has none of the others yet.
 pub(crate) const SPARE: i32 = 3;
 

@@ -94,6 +94,8 @@ pub struct ServerConfig {
     /// Whether the proxies of a managed network pass connections to private addresses on to the upstream
     /// proxy, instead of connecting themselves; loopback is never passed on. Default false.
     pub proxy_private_ips_via_upstream: bool,
+    /// Limits of shell snapshots.
+    pub shell_snapshots: ShellSnapshotConfig,
     /// How long a connection may take from TCP accept to the websocket upgrade. Default 10 s.
     pub handshake_timeout: Duration,
 }
@@ -125,7 +127,27 @@ impl Default for ServerConfig {
             lanes: 0,
             unsent_bytes: 512 << 10,
             proxy_private_ips_via_upstream: false,
+            shell_snapshots: ShellSnapshotConfig::default(),
             handshake_timeout: Duration::from_secs(10),
         }
+    }
+}
+
+/// Limits of `shellSnapshot` in `process/start`.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct ShellSnapshotConfig {
+    /// How long a login shell may take to print its state. Default 10 s; then the command runs as an
+    /// ordinary login shell.
+    pub timeout: Duration,
+    /// How much it may print, in bytes. Default 512 KiB.
+    pub bytes: usize,
+    /// Snapshots that a session keeps. Default 16; the least recently used one goes first.
+    pub entries: usize,
+}
+
+impl Default for ShellSnapshotConfig {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(10), bytes: 512 << 10, entries: 16 }
     }
 }

@@ -31,12 +31,13 @@ mod run;
 mod sandbox;
 mod server;
 mod session;
+mod shell_snapshots;
 mod sink;
 #[cfg(test)]
 mod takeover_tests;
 
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
-pub use config::ServerConfig;
+pub use config::{ServerConfig, ShellSnapshotConfig};
 #[cfg(feature = "remote")]
 pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};

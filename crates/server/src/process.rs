@@ -3,12 +3,18 @@
 //! Each queues its request with the process's owner before it returns, and returns the reply as a
 //! future.
 
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use codex_exec_host::files::Reservation;
+use codex_exec_host::pool;
 use codex_exec_host::process::{
-    Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, WhileRunning, environment,
+    Command, Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, ProcessHost,
+    StartError, Started, WhileRunning, environment,
 };
+use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
+use codex_exec_host::shell_snapshot::Replay;
 use codex_exec_server_protocol::network::{
     NetworkInfo, NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
 };
@@ -23,11 +29,12 @@ use parking_lot::Mutex;
 use crate::connection::{Attached, Request};
 use crate::managed_network::{Controller, Inside};
 use crate::response_memory::{ResponseMemory, is_small};
+use crate::sandbox::Confiner;
 use crate::server::Server;
 use crate::session::{InsertError, Session};
 
 /// Why a process did not start.
-enum StartFailure {
+pub(crate) enum StartFailure {
     /// The server refuses the request.
     Refused(RpcError),
     /// The host failed to start the process.
@@ -76,10 +83,14 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let mut started = None;
     let network: Arc<Mutex<Managed>> = Arc::default();
     let inserted = session.insert(&id, || {
-        let launch =
-            |params, retry| launch(server.clone(), session.clone(), params, retry, network.clone());
-        let retry = params.sandbox.is_some().then(|| launch(params.clone(), true));
-        let (handle, reply) = server.host().start(launch(params, false), retry);
+        let (server, session, network) = (server.clone(), session.clone(), network.clone());
+        let host = server.host().clone();
+        let launch = move |params, attempt| {
+            launch(server.clone(), session.clone(), params, attempt, network.clone())
+        };
+        let first = launch(params.clone(), Attempt::First);
+        let again = move |failure: &Failure| Some(launch(params, Attempt::after(failure)?));
+        let (handle, reply) = host.start(first, again);
         started = Some(reply);
         handle
     });
@@ -139,41 +150,119 @@ struct Managed {
     info: Option<NetworkInfo>,
 }
 
+/// Which attempt to start a process this is.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    First,
+    /// A path changed while its sandbox was built.
+    AfterRace,
+    /// The program was not found, or not executable, inside its sandbox.
+    AfterHiddenProgram(Failure),
+}
+
+impl Attempt {
+    /// The next attempt after the first one failed; `None` if it would fail, too.
+    pub(crate) fn after(failure: &Failure) -> Option<Self> {
+        if failure.is_race() {
+            return Some(Self::AfterRace);
+        }
+        NativeSandbox::hides_program(failure).then(|| Self::AfterHiddenProgram(failure.clone()))
+    }
+}
+
+/// Where and how a session's processes start.
+#[derive(Debug, Clone)]
+pub(crate) struct Starter {
+    pub(crate) host: ProcessHost,
+    confiner: Confiner,
+    group: Group,
+}
+
+impl Starter {
+    /// Prepares a process with this environment, and this network inside a sandbox; `inherit` becomes its
+    /// descriptor 3.
+    pub(crate) async fn prepare(
+        self,
+        mut params: ExecParams,
+        environment: Environment,
+        network: Option<ManagedNetwork>,
+        inherit: Option<Arc<OwnedFd>>,
+        attempt: Attempt,
+    ) -> Result<Launch, StartFailure> {
+        let refusal = match attempt {
+            Attempt::First => None,
+            Attempt::AfterRace => {
+                self.confiner.forget_plans();
+                None
+            }
+            Attempt::AfterHiddenProgram(failure) => {
+                Some(hidden_program(&params, &environment, failure).await?)
+            }
+        };
+        let sandbox = match params.sandbox.take() {
+            Some(context) => {
+                let (confiner, inherit) = (&self.confiner, inherit.clone());
+                confiner.confine(context, &params, &environment, network, inherit, refusal).await
+            }
+            None => Ok(None),
+        };
+        match sandbox.map_err(StartFailure::Refused)? {
+            Some(sandbox) => Ok(Launch::confined(params, sandbox, self.group)?),
+            None => Ok(Launch::new(params, &environment, self.group)?.inheriting(inherit)),
+        }
+    }
+}
+
+/// The message for a program that its sandbox hides. Returns the failure if it cannot be executed outside
+/// either.
+async fn hidden_program(
+    params: &ExecParams,
+    environment: &Environment,
+    failure: Failure,
+) -> Result<String, StartFailure> {
+    let program = params.argv.first().ok_or(LaunchError::EmptyArgv)?;
+    let name = OsStr::new(program);
+    let command = Command::new(name, name, [], environment, params.cwd.as_path());
+    let command = command.map_err(LaunchError::from)?;
+    match pool::blocking(move || command.is_executable()).await {
+        Ok(true) => Ok(format!("program `{program}` cannot be executed under this policy")),
+        _ => Err(StartError::Sandbox(failure).into()),
+    }
+}
+
 async fn launch(
     server: Server,
     session: Arc<Session>,
     mut params: ExecParams,
-    retry: bool,
+    attempt: Attempt,
     managed: Arc<Mutex<Managed>>,
 ) -> Result<Launch, StartFailure> {
-    let (confiner, group) = (server.confiner(), session.group());
-    if retry {
-        confiner.forget_plans();
-    }
-    if params.shell_snapshot.is_some() {
-        let message = "this server does not support a shell snapshot";
-        let error = RpcError::invalid_params(ErrorKind::Unsupported, message);
-        return Err(StartFailure::Refused(error));
-    }
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
+    let starter = Starter {
+        host: server.host().clone(),
+        confiner: server.confiner().clone(),
+        group: session.group(),
+    };
     let mut environment = environment(&params)?;
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
     let network = network.map_err(StartFailure::Refused)?;
-    let sandbox = match params.sandbox.take() {
-        Some(mut context) => {
-            network.make_readable(&mut context);
-            let namespace = network.namespace();
-            confiner.confine(context, &params, &environment, namespace).await
+    let (snapshots, limits) = (session.shell_snapshots(), server.config().shell_snapshots);
+    let replay = snapshots.replay(&starter, limits, &params, &environment).await?;
+    if let Some(context) = &mut params.sandbox {
+        network.make_readable(context);
+    }
+    let namespace = network.namespace();
+    let mut launch = match replay {
+        Some(Replay { argv, environment, state }) => {
+            let listed = std::mem::replace(&mut params.argv, argv);
+            let launch = starter.prepare(params, environment, namespace, Some(state), attempt);
+            launch.await?.listed_as(listed)
         }
-        None => Ok(None),
-    };
-    let mut launch = match sandbox.map_err(StartFailure::Refused)? {
-        Some(sandbox) => Launch::confined(params, sandbox, group)?,
-        None => Launch::new(params, &environment, group)?,
+        None => starter.prepare(params, environment, namespace, None, attempt).await?,
     };
     *managed.lock() = Managed { inside: network.inside, info: network.info };
     launch.while_running = Some(WhileRunning::new(network.held));

@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Once};
 
 use codex_exec_host::files::{Backend, FileError, Helpers};
@@ -80,13 +81,16 @@ impl Confiner {
     }
 
     /// The sandbox to start a process in; `None` if the policy restricts nothing and the network is not
-    /// managed.
+    /// managed. The process gets `inherit` as descriptor 3. With a `denial` it runs no program: it prints
+    /// that and ends as denied.
     pub(crate) async fn confine(
         &self,
         context: SandboxContext,
         params: &ExecParams,
         environment: &Environment,
         network: Option<ManagedNetwork>,
+        inherit: Option<Arc<OwnedFd>>,
+        denial: Option<String>,
     ) -> Result<Option<Launch>, RpcError> {
         if !restricts(&context) && network.is_none() {
             return Ok(None);
@@ -101,9 +105,12 @@ impl Confiner {
         // Resolving a policy reads the filesystem, which may block.
         let prepared = pool::blocking(move || {
             let arg0 = arg0.as_deref().map(OsStr::new);
-            let network = network.as_ref();
-            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network };
-            sandbox.launch_program(&context, &program)
+            let (network, inherit) = (network.as_ref(), inherit.as_ref());
+            let program = Program { argv: &argv, arg0, env: &env, cwd: &cwd, network, inherit };
+            match denial {
+                None => sandbox.launch_program(&context, &program),
+                Some(message) => sandbox.launch_refusal(&context, &program, &message),
+            }
         });
         match prepared.await {
             Ok(Ok(None)) => Ok(None),

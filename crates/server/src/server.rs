@@ -209,6 +209,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             file_write_streaming: true,
             fs_watch_missing: true,
             http_header_env_vars: true,
+            shell_snapshot_v2: true,
             process_resize: true,
             process_list: true,
             process_signals: true,

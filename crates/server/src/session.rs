@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
 use crate::managed_network::RulesHandle;
+use crate::shell_snapshots::ShellSnapshots;
 use crate::sink::NotificationSink;
 
 /// How often shutdown polls whether a process has exited after SIGTERM.
@@ -54,6 +55,7 @@ pub(crate) struct Session {
     network_rules: Mutex<HashMap<ProcessId, RulesHandle>>,
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
+    shell_snapshots: Arc<ShellSnapshots>,
 }
 
 #[derive(Debug)]
@@ -132,6 +134,7 @@ impl Sessions {
             }),
             network_rules: Mutex::default(),
             persistent_handles: OnceLock::new(),
+            shell_snapshots: Arc::default(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
@@ -234,10 +237,12 @@ impl Sessions {
             std::mem::take(&mut state.processes)
         };
         self.by_id.lock().remove(&session.id);
+        let captures = session.shell_snapshots.end();
         for process in processes.values() {
             process.kill();
         }
         futures_util::future::join_all(processes.values().map(ProcessHandle::gone)).await;
+        captures.await;
         self.host.end_group(session.group).await;
     }
 }
@@ -249,6 +254,11 @@ impl Session {
 
     pub(crate) fn group(&self) -> Group {
         self.group
+    }
+
+    /// The states of its login shells.
+    pub(crate) fn shell_snapshots(&self) -> &Arc<ShellSnapshots> {
+        &self.shell_snapshots
     }
 
     /// Attaches a connection if none is attached, or in place of `silent`, which is closed.

@@ -136,7 +136,7 @@ fn the_token_of_a_tool_stays_on_our_server() {
 }
 
 /// A server on stdin and stdout that speaks plain JSON.
-struct Plain {
+pub(crate) struct Plain {
     _program: Program,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -144,8 +144,9 @@ struct Plain {
 }
 
 impl Plain {
-    fn start(implementation: Implementation, home: &Path) -> Self {
+    pub(crate) fn start(implementation: Implementation, home: &Path) -> Self {
         let mut command = implementation.program(home);
+        std::fs::create_dir_all(home.join("codex")).unwrap();
         command.env("CODEX_HOME", home.join("codex")).args(["exec-server", "--listen", "stdio"]);
         let mut program =
             Program::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(home));
@@ -158,7 +159,7 @@ impl Plain {
     }
 
     /// The result, or the code of the error.
-    fn call(&mut self, method: &str, params: &Value) -> Value {
+    pub(crate) fn call(&mut self, method: &str, params: &Value) -> Value {
         self.last_id += 1;
         let message = json!({"id": self.last_id, "method": method, "params": params});
         writeln!(self.input, "{message}").unwrap();

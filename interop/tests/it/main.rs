@@ -4,7 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod capabilities;
 mod cloud;
+mod compatibility;
 mod environment;
 #[path = "../../../crates/client/tests/it/files.rs"]
 mod files;
@@ -16,6 +18,7 @@ mod real_client;
 mod real_server;
 mod remote;
 mod support;
+mod tap;
 #[allow(dead_code, reason = "the command line's own tests use all of it")]
 #[path = "../../../crates/cli/tests/it/terminal.rs"]
 mod terminal;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::json;
 
+use crate::environment::Plain;
 use crate::model::{Model, Step, call, call_with, exec};
 use crate::programs::{Implementation, Server, home, output};
 
@@ -197,4 +198,64 @@ fn much_output_and_a_missing_program() {
     assert!(tool_outputs[1].contains("exited with code 127"), "{}", tool_outputs[1]);
     assert!(tool_outputs[2].contains("3000000"), "{}", tool_outputs[2]);
     assert!(tool_outputs[3].contains("exited with code 0"), "{}", tool_outputs[3]);
+}
+
+/// Their client sends `shellSnapshot` if its feature is on; the profile then runs once for both commands.
+#[test]
+#[ignore = "interop/run runs it"]
+fn their_client_starts_shells_from_our_snapshot() {
+    for (feature, runs) in [("true", 1), ("false", 2)] {
+        let machine = home();
+        let profile = "echo x >> $HOME/runs\nexport FROM=profile\ngreet() { echo hello-$1; }\n";
+        std::fs::write(machine.path().join(".bash_profile"), profile).unwrap();
+        let server = Server::with(Implementation::Ours, |command| {
+            command.env("HOME", machine.path()).env("SHELL", "/bin/bash");
+        });
+        let steps = vec![exec("greet $FROM"), exec("greet again; shopt -q login_shell; echo $?")];
+        let session = session("danger-full-access", steps, |command| {
+            command.env("CODEX_EXEC_SERVER_URL", &server.url);
+            command.args(["-c", &format!("features.shell_snapshot_v2={feature}")]);
+        });
+        let outputs = &session.tool_outputs;
+        assert!(outputs[0].contains("hello-profile"), "{}", outputs[0]);
+        let login = if feature == "true" { "hello-again\n1" } else { "hello-again\n0" };
+        assert!(outputs[1].contains(login), "{}", outputs[1]);
+        assert_eq!(read(&machine.path().join("runs")).lines().count(), runs, "{feature}");
+    }
+}
+
+/// The same policy hides a program from both servers; both start a process that ends as denied.
+#[test]
+#[ignore = "interop/run runs it"]
+fn a_hidden_program_is_a_denial_on_both_servers() {
+    let directory = home();
+    let at = |name: &str| directory.path().join(name);
+    for name in ["hidden", "open"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    std::fs::copy("/bin/true", at("hidden/program")).unwrap();
+    let uri = |name: &str| format!("file://{}", at(name).display());
+    let params = json!({
+        "processId": "p", "argv": [at("hidden/program")], "cwd": uri("open"), "env": {}, "tty": false,
+        "sandbox": {
+            "permissions": {"type": "managed", "network": "restricted", "file_system": {
+                "type": "restricted", "entries": [
+                    {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
+                    {"path": {"type": "path", "path": uri("hidden")}, "access": "deny"},
+                ]}},
+            "cwd": uri("open"), "workspaceRoots": [uri("open")], "windowsSandboxLevel": "disabled",
+            "windowsSandboxPrivateDesktop": false, "useLegacyLandlock": false,
+        },
+    });
+    for implementation in [Implementation::Ours, Implementation::Theirs] {
+        let mut plain = Plain::start(implementation, directory.path());
+        let started = plain.call("process/start", &params);
+        assert_eq!(started["sandboxType"], "linuxSeccomp", "{implementation:?}: {started}");
+        let mut answer = json!({"exited": false});
+        while answer["exited"] != true {
+            answer = plain.call("process/read", &json!({"processId": "p", "waitMs": 1000}));
+        }
+        let end = (&answer["exitCode"], &answer["sandboxDenied"]);
+        assert_eq!(end, (&json!(101), &json!(true)), "{implementation:?}: {answer}");
+    }
 }

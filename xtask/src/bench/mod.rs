@@ -12,6 +12,7 @@ mod process;
 mod remote;
 mod report;
 mod sandbox;
+mod snapshot;
 mod target;
 
 use clap::Args;
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         network::start_to_closed(&mut report, args.effort).await?;
         network::connections(&mut report, args.effort).await?;
         network::stream(&mut report, args.effort).await?;
+        snapshot::start_to_closed(&mut report, args.effort).await?;
         remote::echo(&mut report, args.effort).await?;
         remote::echo_beside_a_flood(&mut report, args.effort).await?;
         remote::stream(&mut report, args.effort).await?;

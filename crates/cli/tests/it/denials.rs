@@ -311,6 +311,61 @@ async fn hidden_working_directory_denies_the_process() {
     }
 }
 
+/// The same holds for a program that only the policy keeps from running.
+#[tokio::test]
+async fn hidden_program_denies_the_process() {
+    let server = Running::start(&[]);
+    let mut client = server.client().await;
+    let directory = directory();
+    let (hidden, open) = (directory.path().join("hidden"), directory.path().join("open"));
+    std::fs::create_dir(&hidden).unwrap();
+    std::fs::create_dir(&open).unwrap();
+    std::fs::copy("/bin/true", hidden.join("program")).unwrap();
+    std::fs::write(hidden.join("plain"), "text").unwrap();
+    let minimal =
+        json!({"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"});
+    let work = json!({"path": {"type": "path", "path": open}, "access": "read"});
+    let deny = json!({"path": {"type": "path", "path": hidden}, "access": "deny"});
+    let program = hidden.join("program");
+    let plain = hidden.join("plain");
+    let cases = [
+        (json!([whole_disk(), deny]), json!([program]), true),
+        (json!([whole_disk(), deny]), json!(["program"]), true),
+        (json!([minimal, work]), json!([program]), true),
+        // The loader of the program is hidden.
+        (
+            json!([work, {"path": {"type": "path", "path": hidden}, "access": "read"}]),
+            json!([program]),
+            true,
+        ),
+        // These cannot be executed outside either.
+        (json!([whole_disk(), deny]), json!([plain]), false),
+        (json!([whole_disk(), deny]), json!(["/no/such/program"]), false),
+        (json!([minimal, work]), json!(["no-such-program"]), false),
+    ];
+    for (n, (entries, argv, is_hidden)) in cases.iter().enumerate() {
+        let id = format!("p{n}");
+        let mut params = start(&id, "");
+        params["argv"] = argv.clone();
+        params["cwd"] = json!(open);
+        params["env"] = json!({"PATH": format!("{}:/usr/bin:/bin", hidden.display())});
+        params["sandbox"] = policy(entries, &open);
+        let answer = client.call("process/start", params).await;
+        if !is_hidden {
+            assert_eq!(answer["error"]["code"], -32603, "{argv}: {answer}");
+            continue;
+        }
+        assert_eq!(answer["result"]["sandboxType"], "linuxSeccomp", "{argv}: {answer}");
+        let exited = loop {
+            let notice = client.notification().await;
+            if notice["method"] == "process/exited" {
+                break notice["params"].clone();
+            }
+        };
+        assert_eq!((&exited["exitCode"], &exited["sandboxDenied"]), (&json!(101), &json!(true)));
+    }
+}
+
 /// Without a sandbox there is nothing to enforce; with one, something has to lead out of it.
 #[tokio::test]
 async fn enforcing_a_managed_network_is_accepted_without_a_sandbox() {

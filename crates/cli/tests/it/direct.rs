@@ -301,6 +301,28 @@ fn frame(token: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_bearer_token_on_stdin_signs_the_registration() {
+    let mut registry = Registry::start().await;
+    let flags = ["--registration-bearer-stdin", "--exit-on-stdin-close"];
+    let mut child = registry.remote(&flags).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"tok-a\nignored\n").unwrap();
+    let register = registry.next().await;
+    assert!(register.head.starts_with("POST /cloud/environment/env_1/register "), "{register:?}");
+    assert_eq!(register.header("authorization"), Some("Bearer tok-a"));
+    assert!(registry.next().await.is_upgrade());
+    drop(stdin);
+    assert_eq!(exit_of(child).await.0, Some(0));
+
+    let mut child =
+        registry.remote(&flags[..1]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"tok-b").unwrap();
+    let (code, shown) = exit_of(child).await;
+    assert_eq!(code, Some(1));
+    assert!(shown.contains("ends with a newline") && !shown.contains("tok-b"), "{shown}");
+}
+
+#[tokio::test]
 async fn executor_credentials_on_stdin_replace_each_other() {
     let mut registry = Registry::start().await;
     let mut command = registry.remote(&["--executor-credential-stdin"]);
@@ -464,6 +486,10 @@ async fn configuration_flags_are_accepted() {
         "1",
     ];
     Running::start(&flags).client().await;
+    // Before the subcommand, too.
+    let mut command = codex();
+    command.args(&flags[..11]).arg("exec-server");
+    Running::start_with(&mut command).client().await;
     for value in ["true", "false"] {
         let mut command = bare();
         command.env("CODEX_EXEC_SERVER_PROXY_PRIVATE_IPS_VIA_UPSTREAM", value);

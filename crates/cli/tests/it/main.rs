@@ -34,6 +34,7 @@ mod sandbox;
 mod server_access;
 mod sessions;
 mod shell;
+mod shell_snapshots;
 mod shutdown;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;

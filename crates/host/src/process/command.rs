@@ -2,6 +2,7 @@
 //! `execve`, prepared in advance because the child must not allocate.
 
 use std::ffi::{CString, OsStr};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -52,6 +53,21 @@ impl Command {
             argv: argv.map(|arg| c_string(arg.as_bytes(), "argv")).collect::<Result<_, _>>()?,
             env: pairs.collect::<Result<_, _>>()?,
             cwd: c_string(cwd.as_os_str().as_bytes(), "cwd")?,
+        })
+    }
+}
+
+impl Command {
+    /// Whether this process could execute the program.
+    pub fn is_executable(&self) -> bool {
+        use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, open, statat};
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = open(&self.cwd, flags, Mode::empty()).ok();
+        let around = directory.as_ref().map_or(CWD, AsFd::as_fd);
+        self.candidates.iter().any(|file| {
+            statat(around, file, AtFlags::empty())
+                .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file())
+                && accessat(around, file, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
         })
     }
 }

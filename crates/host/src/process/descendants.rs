@@ -361,7 +361,7 @@ mod tests {
             let environment = environment(&params)?;
             Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
         };
-        let (process, started) = host.start(launch, None);
+        let (process, started) = host.start(launch, |_| None);
         started.await.unwrap().unwrap();
         process.kill();
         process.gone().await;

@@ -74,16 +74,38 @@ fn inherit(
         EnvInherit::None => |_| false,
     };
     let mut out: Environment = server.into_iter().filter(|(name, _)| start(name)).collect();
-    if !policy.ignore_default_excludes {
-        drop_matching(&mut out, DEFAULT_EXCLUDES)?;
-    }
-    drop_matching(&mut out, &policy.exclude)?;
+    drop_excluded(&mut out, policy)?;
     overlay(&mut out, &policy.set);
+    keep_included(&mut out, policy)?;
+    Ok(out)
+}
+
+/// Drops what `policy` would not let through if `variables` were the server's own. Names in its `set` may
+/// be excluded otherwise.
+pub(crate) fn retain_allowed(
+    variables: &mut Environment,
+    policy: &EnvPolicy,
+) -> Result<(), BadGlob> {
+    let set = |name: &OsStr| name.to_str().is_some_and(|name| policy.set.0.contains_key(name));
+    let set: Vec<_> = variables.extract_if(.., |name, _| set(name)).collect();
+    drop_excluded(variables, policy)?;
+    variables.extend(set);
+    keep_included(variables, policy)
+}
+
+fn drop_excluded(out: &mut Environment, policy: &EnvPolicy) -> Result<(), BadGlob> {
+    if !policy.ignore_default_excludes {
+        drop_matching(out, DEFAULT_EXCLUDES)?;
+    }
+    drop_matching(out, &policy.exclude)
+}
+
+fn keep_included(out: &mut Environment, policy: &EnvPolicy) -> Result<(), BadGlob> {
     if !policy.include_only.is_empty() {
         let keep = globs(&policy.include_only)?;
         out.retain(|name, _| keep.is_match(name));
     }
-    Ok(out)
+    Ok(())
 }
 
 fn overlay(out: &mut Environment, env: &Env) {

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::Peers;
 use crate::pool;
-use crate::sandbox::{NetworkDescriptors, Stage};
+use crate::sandbox::{Failure, NetworkDescriptors, Stage};
 
 use super::actor::{Actor, Parts};
 use super::child::Child;
@@ -71,7 +71,7 @@ pub enum StartError {
     Launch(#[from] LaunchError),
     /// The sandbox could not be built, or could not execute the program; nothing ran.
     #[error("{0}")]
-    Sandbox(crate::sandbox::Failure),
+    Sandbox(Failure),
 }
 
 impl StartError {
@@ -113,12 +113,11 @@ impl ProcessHost {
     /// Starts a process once `launch` resolves. The handle queues commands until then; the reply says
     /// whether the start succeeded. Events wait until a sink is attached.
     ///
-    /// If a file that the sandbox is built on was replaced meanwhile, the host tries once more with
-    /// `again`.
+    /// If its sandbox fails, the host tries once more with what `again` returns for the failure.
     pub fn start<E: From<StartError> + Send + 'static, F>(
         &self,
         launch: F,
-        again: Option<F>,
+        again: impl FnOnce(&Failure) -> Option<F> + Send + 'static,
     ) -> (ProcessHandle, Reply<Result<Started, E>>)
     where
         F: Future<Output = Result<Launch, E>> + Send + 'static,
@@ -128,11 +127,12 @@ impl ProcessHost {
         let host = self.clone();
         tokio::spawn(async move {
             let parts = async {
-                match (host.parts(launch.await?).await, again) {
-                    (Err(StartError::Sandbox(failure)), Some(again)) if failure.is_race() => {
-                        Ok(host.parts(again.await?).await?)
-                    }
-                    (parts, _) => Ok(parts?),
+                match host.parts(launch.await?).await {
+                    Err(StartError::Sandbox(failure)) => match again(&failure) {
+                        Some(again) => Ok(host.parts(again.await?).await?),
+                        None => Err(StartError::Sandbox(failure).into()),
+                    },
+                    parts => Ok(parts?),
                 }
             };
             match parts.await {
@@ -191,8 +191,8 @@ impl ProcessHost {
         let (group, stdio) = (launch.group, io.child_ends);
         let (child, confined, network) = match launch.target {
             LaunchTarget::Program(command) => {
-                let request =
-                    SpawnRequest { group, command, stdio, tty, pass: Vec::new(), cleans_up: false };
+                let pass = launch.inherit.into_iter().collect();
+                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up: false };
                 (self.spawn(request).await?, None, None)
             }
             LaunchTarget::Confined(confinement) => {

@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
@@ -31,6 +33,8 @@ pub struct Launch {
     pub retain: Option<Retain>,
     /// What the process needs until it exits.
     pub while_running: Option<WhileRunning>,
+    /// Becomes descriptor 3 of an unconfined program.
+    pub(super) inherit: Option<Arc<OwnedFd>>,
     pub(super) target: LaunchTarget,
 }
 
@@ -113,6 +117,16 @@ impl Launch {
         Ok(Self::with(params, LaunchTarget::Confined(Confinement::new(sandbox)?), group))
     }
 
+    /// Passes a descriptor to an unconfined program, as number 3. A sandbox takes it when it is prepared.
+    pub fn inheriting(self, descriptor: Option<Arc<OwnedFd>>) -> Self {
+        Self { inherit: descriptor, ..self }
+    }
+
+    /// Shows another command line in `process/list`.
+    pub fn listed_as(self, argv: Vec<String>) -> Self {
+        Self { argv: shorten(argv), ..self }
+    }
+
     fn with(params: ExecParams, target: LaunchTarget, group: Group) -> Self {
         Self {
             process_id: params.process_id,
@@ -123,6 +137,7 @@ impl Launch {
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
             while_running: None,
+            inherit: None,
             target,
         }
     }

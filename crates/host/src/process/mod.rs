@@ -35,7 +35,8 @@ pub(crate) mod warden;
 
 pub use command::{Command, NulByte};
 pub use config::{Lifeline, ProcessConfig};
-pub use env::{Environment, NEVER_INHERITED, NEVER_PASSED_ON};
+pub(crate) use env::retain_allowed;
+pub use env::{BadGlob, Environment, NEVER_INHERITED, NEVER_PASSED_ON};
 pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 pub(crate) use file_size::handle_file_size_signal;
 pub use handle::{NoTerminal, ProcessHandle, Reply};

@@ -69,26 +69,47 @@ impl SandboxBackend for NativeSandbox {
         context: &SandboxContext,
         program: &Program<'_>,
     ) -> Result<Option<Launch>, PrepareError> {
-        let Program { argv, arg0, env, cwd, network } = *program;
+        let Program { argv, arg0, env, cwd, network, inherit } = *program;
         let command = Command::Program { argv, arg0, env, cwd };
-        let prepared = match self.0.prepare(context, &Request { command, network }) {
+        let request = Request::new(command).with_network(network).inheriting(inherit);
+        let launched = match self.0.prepare(context, &request) {
             // Clients expect a process that fails, not an error: they ask for approval to run without a
             // sandbox only if a process was denied.
             Err(refused @ PrepareError::WorkingDirectory(_)) => {
-                let message = format!("codex: sandbox: {refused}: Permission denied\n");
-                let command = Command::Refusal { message: &message, env, cwd };
-                self.0.prepare(context, &Request { command, network })?
+                return self.launch_refusal(context, program, &refused.to_string());
             }
             prepared => prepared?,
         };
-        Ok(match prepared {
-            Prepared::Unrestricted => None,
-            Prepared::Enforced(launch) => Some(launch),
-        })
+        Ok(enforced(launched))
+    }
+
+    fn launch_refusal(
+        &self,
+        context: &SandboxContext,
+        program: &Program<'_>,
+        message: &str,
+    ) -> Result<Option<Launch>, PrepareError> {
+        let message = format!("codex: sandbox: {message}: Permission denied\n");
+        let command = Command::Refusal { message: &message, env: program.env, cwd: program.cwd };
+        self.0.prepare(context, &Request::new(command)).map(enforced)
+    }
+
+    fn hides_program(failure: &Failure) -> bool {
+        use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+        let kind = failure.io_error().kind();
+        failure.stage == Stage::Execute
+            && matches!(kind, NotFound | NotADirectory | PermissionDenied)
     }
 
     fn forget_plans(&self) {
         self.0.forget_plans();
+    }
+}
+
+fn enforced(prepared: Prepared) -> Option<Launch> {
+    match prepared {
+        Prepared::Unrestricted => None,
+        Prepared::Enforced(launch) => Some(launch),
     }
 }
 

@@ -24,7 +24,9 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::hash::Hash;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use codex_exec_server_protocol::{Assurance, ErrorKind, SandboxContext};
 
@@ -75,6 +77,18 @@ pub trait SandboxBackend: fmt::Debug + Sized + Send + Sync + 'static {
         context: &SandboxContext,
         program: &Program<'_>,
     ) -> Result<Option<Self::Launch>, Self::Refusal>;
+
+    /// Prepares a process that runs no program: it prints a message to stderr, ends as denied, and has the
+    /// environment and working directory of `program`. `None` if there is nothing to enforce.
+    fn launch_refusal(
+        &self,
+        context: &SandboxContext,
+        program: &Program<'_>,
+        message: &str,
+    ) -> Result<Option<Self::Launch>, Self::Refusal>;
+
+    /// Whether the sandbox did not let the program be found or executed, as far as the failure tells.
+    fn hides_program(failure: &Failure) -> bool;
 
     /// Clears the plan cache. Call it after a launch failed because a planned file was replaced.
     fn forget_plans(&self);
@@ -135,4 +149,6 @@ pub struct Program<'a> {
     /// Gives the program this network, whatever the policy says of the network. A policy that restricts
     /// nothing else is then enforced as one that restricts the network alone.
     pub network: Option<&'a ManagedNetwork>,
+    /// A descriptor without a path, which the program gets as number 3.
+    pub inherit: Option<&'a Arc<OwnedFd>>,
 }

@@ -48,11 +48,12 @@ async fn start_managed(
     let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
     let network = network();
     let cwd = Path::new("/");
-    let program = Program { argv: &argv, arg0: None, env: &env, cwd, network: Some(&network) };
+    let program =
+        Program { argv: &argv, arg0: None, env: &env, cwd, network: Some(&network), inherit: None };
     let context = SandboxContext::in_workspace(permissions, "file:///".parse().unwrap());
     let launch = sandbox.launch_program(&context, &program).unwrap().unwrap();
     let launch = Launch::confined(params, launch, Group(0))?;
-    let (handle, started) = host.start(async move { Ok::<_, StartError>(launch) }, None);
+    let (handle, started) = host.start(async move { Ok::<_, StartError>(launch) }, |_| None);
     Ok((handle, started.await.unwrap()?))
 }
 

@@ -27,7 +27,7 @@ pub(crate) async fn start(
         let environment = environment(&params)?;
         Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
     };
-    let (handle, started) = host.start(launch, None);
+    let (handle, started) = host.start(launch, |_| None);
     started.await.unwrap().map(|_| handle)
 }
 

@@ -57,14 +57,17 @@ fn starts() {
         metadata: opaque(r#"{"threadId":"t","toolCallId":"c"}"#),
         managed_network: Some(ManagedNetwork { loopback_ports: vec![80], ..Default::default() }),
         network_proxy: Some(serde_json::from_str(PROXY).unwrap()),
-        shell_snapshot: opaque("1"),
+        shell_snapshot: Some(ShellSnapshotParams {
+            scope_id: "s".into(),
+            shell: SnapshotShell { name: "bash".into(), path: "/bin/bash".into() },
+        }),
         size: Some(TerminalSize { rows: 5, cols: 7 }),
         retain: Some(Retain { bytes: 9, on_full: OnFull::Drop, until: RetainUntil::Sent }),
         ..least()
     };
     golden(
         &most,
-        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{"loopbackPorts":[80],"allowLocalBinding":false},"networkProxy":{"proxy":{"enabled":true,"enableSocks5":true,"enableSocks5Udp":false,"allowUpstreamProxy":false,"dangerouslyAllowAllUnixSockets":false,"mode":"full","domains":{"a.com":"allow"},"allowLocalBinding":false,"matchPorts":true},"auditMetadata":{}},"shellSnapshot":1,"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
+        r#"{"processId":"p","argv":["ls","-l"],"cwd":"file:///tmp","env":{"A":"1"},"envPolicy":{"inherit":"all","ignoreDefaultExcludes":false,"exclude":[],"set":{},"includeOnly":[]},"tty":true,"pipeStdin":true,"arg0":"-sh","enforceManagedNetwork":true,"metadata":{"threadId":"t","toolCallId":"c"},"managedNetwork":{"loopbackPorts":[80],"allowLocalBinding":false},"networkProxy":{"proxy":{"enabled":true,"enableSocks5":true,"enableSocks5Udp":false,"allowUpstreamProxy":false,"dangerouslyAllowAllUnixSockets":false,"mode":"full","domains":{"a.com":"allow"},"allowLocalBinding":false,"matchPorts":true},"auditMetadata":{}},"shellSnapshot":{"scopeId":"s","shell":{"name":"bash","path":"/bin/bash"}},"size":{"rows":5,"cols":7},"retain":{"bytes":9,"onFull":"drop"}}"#,
     );
     reads_as(
         r#"{"processId":"p","argv":["ls","-l"],"cwd":"/tmp","env":{"A":"1"},"managedNetwork":{}}"#,

@@ -10,7 +10,7 @@ use std::ptr;
 
 use super::{at, during, landlock, privileges, sys};
 use crate::plan::{Plan, Program, Target};
-use crate::reentry::{Helper, REFUSED_CODE};
+use crate::reentry::{Helper, INHERITED, REFUSED_CODE};
 use crate::status::{Failure, Stage};
 
 /// Search path if the environment has no `PATH`, as in libc.
@@ -127,6 +127,8 @@ struct Image {
     shell_pointers: Vec<*const libc::c_char>,
     _environment: Vec<CString>,
     environment_pointers: Vec<*const libc::c_char>,
+    /// Becomes [`INHERITED`].
+    inherits: Option<i32>,
     errno: i32,
 }
 
@@ -178,6 +180,7 @@ impl Image {
             shell_pointers,
             _environment: environment,
             environment_pointers,
+            inherits: program.inherits,
             errno: 0,
         })
     }
@@ -185,6 +188,15 @@ impl Image {
     /// Executes the program; returns only if that failed, with the errno.
     fn execute(&mut self) -> i32 {
         reset_signals();
+        if let Some(number) = self.inherits {
+            // The other descriptors are closed on execution; a copy is not. The number was the plan's, which
+            // has been read.
+            // SAFETY: no pointers; nothing in this process uses the number any more.
+            let copied = unsafe { libc::dup2(number, INHERITED) };
+            if copied < 0 {
+                return last_errno();
+            }
+        }
         let mut found = libc::ENOENT;
         for candidate in &self.candidates {
             // SAFETY: every pointer is to a C string that `self` owns, and the lists end with null.

@@ -16,7 +16,7 @@ use crate::launch::PassedDescriptor;
 use crate::reentry;
 
 /// Maximum descriptors in the message: the standard streams and those that a launch passes.
-const MAX_DESCRIPTORS: usize = 3 + 5;
+const MAX_DESCRIPTORS: usize = 3 + 6;
 
 /// Above every number that is passed.
 const LOWEST_TEMPORARY: RawFd = 64;

@@ -6,7 +6,7 @@
 use super::Plan;
 
 /// Increment it with every change of [`Plan`].
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// Why bytes are not a valid plan.
 #[derive(Debug, thiserror::Error)]

@@ -30,7 +30,7 @@ pub struct Plan {
     pub network: Network,
     /// The target is in the PID namespace of the server, whose `/proc` it sees.
     pub shares_pids: bool,
-    /// Numbers of the passed descriptors, besides the plan and the status pipe. Listed here because
+    /// Numbers of the passed descriptors, besides the plan, the status pipe and what the target inherits. Listed here because
     /// other numbers may happen to be open.
     pub passed: Vec<i32>,
     /// The seccomp program to load, as raw instructions.
@@ -298,4 +298,7 @@ pub struct Program {
     /// Working directory.
     #[serde(with = "encoding::path")]
     pub cwd: PathBuf,
+    /// Number of the passed descriptor that the program inherits as
+    /// [`INHERITED`](crate::INHERITED); `None` if it inherits none but the standard streams.
+    pub inherits: Option<i32>,
 }

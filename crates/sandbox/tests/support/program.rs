@@ -90,7 +90,7 @@ fn run(args: &[OsString]) {
         loopback_ports: ports.split_terminator(',').map(|n| n.parse().expect("a port")).collect(),
         transparent: std::env::var_os("TEST_TRANSPARENT").is_some(),
     });
-    let request = Request { command, network: network.as_ref() };
+    let request = Request::new(command).with_network(network.as_ref());
     let mut launch = match sandbox.prepare(&context, &request) {
         Ok(Prepared::Enforced(launch)) => launch,
         Ok(Prepared::Unrestricted) => {

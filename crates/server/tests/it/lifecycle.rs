@@ -59,7 +59,7 @@ async fn initialize_returns_the_session_and_the_environment() {
     for ours in ["processResize", "processList", "processSignals", "networkProxyLaunch"] {
         assert_eq!(capabilities[ours], true, "{ours}");
     }
-    assert_eq!(capabilities["shellSnapshotV2"], false);
+    assert_eq!(capabilities["shellSnapshotV2"], true);
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
         (-32602, ok().with("size", json!({"rows": 70000, "cols": 1})), "size out of range"),
         (-32602, ok().with("managedNetwork", json!(1)), "a network of the wrong type"),
         (-32602, ok().with("networkProxy", json!({"x": 1})), "a proxy without rules"),
-        (-32602, ok().with("shellSnapshot", json!({})), "a snapshot we do not offer"),
+        (-32602, ok().with("shellSnapshot", json!({})), "a snapshot without a shell"),
         (-32602, ok().with("retain", json!({"bytes": u64::MAX})), "more than can be kept"),
         (-32602, ok().with("retain", json!({"bytes": -1})), "less than nothing kept"),
         (-32603, argv(&["a\0b"]), "program with NUL"),

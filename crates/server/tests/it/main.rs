@@ -20,6 +20,7 @@ mod processes;
 mod reads;
 mod sandbox;
 mod sessions;
+mod shell_snapshots;
 mod stdin;
 mod support;
 mod terminals;

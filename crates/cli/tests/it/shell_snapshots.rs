@@ -1,0 +1,44 @@
+//! `shellSnapshot` of `process/start` inside sandboxes, where the shell's state has to get through.
+
+use serde_json::{Value, json};
+
+use crate::support::{Running, start};
+
+fn params(id: &str, script: &str, home: &std::path::Path, sandbox: &Value, tty: bool) -> Value {
+    let mut params = start(id, script);
+    params["argv"] = json!(["/bin/bash", "-lc", script, "zero", "one"]);
+    params["env"] = json!({"HOME": home, "PATH": "/usr/bin:/bin"});
+    params["cwd"] = json!(home);
+    params["sandbox"] = sandbox.clone();
+    params["tty"] = json!(tty);
+    params["shellSnapshot"] =
+        json!({"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}});
+    params
+}
+
+#[tokio::test]
+async fn sandboxed_shells_restore_their_snapshot() {
+    let server = Running::start(&["--sandbox-assurance", "landlock"]);
+    let home = tempfile::tempdir_in("/var/tmp").unwrap();
+    let profile = "export FROM=profile; f() { echo function; }; alias a='echo alias'\n\
+                   shopt -s expand_aliases\n\
+                   touch $HOME/written 2>/dev/null && export WROTE=yes\n";
+    std::fs::write(home.path().join(".bash_profile"), profile).unwrap();
+    let policy = |kind: &str| json!({"permissions": {"type": kind}, "cwd": home.path(), "workspaceRoots": [home.path()]});
+    let mut client = server.client().await;
+    let script = "f; a; echo $FROM ${WROTE-no} $0 $1; shopt -q login_shell || echo restored\n\
+                  [ -e /dev/fd/3 ] || echo closed; env | grep -ci -e codex -e BASH_ENV";
+    for (kind, wrote) in [("read-only", "no"), ("workspace-write", "yes")] {
+        // The spare takes the place of the second and later sandboxes.
+        for (n, tty) in [false, true, false, true].into_iter().enumerate() {
+            let id = format!("{kind}{n}");
+            let asked = params(&id, script, home.path(), &policy(kind), tty);
+            let answer = client.call("process/start", asked).await;
+            assert_eq!(answer["result"]["sandboxType"], "linuxSeccomp", "{answer}");
+            let (output, _) = client.closed(&id).await;
+            let expected =
+                format!("function\nalias\nprofile {wrote} zero one\nrestored\nclosed\n0\n");
+            assert_eq!(output.replace('\r', ""), expected, "{id}");
+        }
+    }
+}
