@@ -137,6 +137,14 @@ fn tree(
     }
     let dev = Path::new(DEV);
     for (path, region) in &policy.regions {
+        let is_own_tree = path == Path::new("/proc") || building.dev.is_some() && path == dev;
+        if is_own_tree && region.access == AccessMode::Deny {
+            return Err(PlanError::Unsupported {
+                reason: format!("`{}` cannot be denied as a whole", path.display()),
+                remedy: "remove the entry: the sandbox has its own; deny paths inside of it"
+                    .to_owned(),
+            });
+        }
         if path == root || path == dev || building.devices.contains(path) {
             continue;
         }
@@ -192,8 +200,12 @@ fn tree(
             }
             let (writable, device) =
                 (region.access == AccessMode::Write, building.is_device(path, region));
-            // A device is writable on any mount; only a missing Landlock rule prevents that.
-            let only_read = capabilities.landlock_abi > 0 && root_access != AccessMode::Write;
+            // A device is writable on any mount; only a missing Landlock rule prevents that, and a rule
+            // for a directory around it cannot be narrowed.
+            let below_writable = policy.regions.iter().any(|(around, region)| {
+                region.access == AccessMode::Write && around != path && is_within(path, around)
+            });
+            let only_read = capabilities.landlock_abi > 0 && !below_writable;
             if device && !writable && !only_read {
                 return Err(PlanError::Unsupported {
                     reason: format!("the device `{}` cannot be made read-only", path.display()),
