@@ -182,6 +182,12 @@ int raw(const char *op, int words, char **w)
     IS("connect-inet") return (fd = inet(a, m)) < 0 ? -1 : close(fd);
     IS("front-door") return front_door(a, m, c, d);
     IS("socket") return (fd = socket(n, m, strtol(c, NULL, 0))) < 0 ? -1 : close(fd);
+    IS("connect-netlink")
+    {
+        struct sockaddr_nl to = {.nl_family = AF_NETLINK, .nl_pid = n, .nl_groups = m};
+        fd = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+        return fd < 0 ? -1 : connect(fd, (struct sockaddr *)&to, sizeof to);
+    }
     IS("bind-inet")
     {
         struct sockaddr_in any = {.sin_family = AF_INET};

@@ -1,14 +1,20 @@
 //! Two netlink queries: who owns the socket at the other end of a connection, and is an address local?
 //!
 //! Each is one message out and one in. The kernel replies during the send, so nothing here waits.
+//!
+//! Invariant: only the kernel answers. Any process with the rights to can send to a netlink socket; so the
+//! socket is connected to the kernel, which keeps other senders out, and a reply counts only if its sender is
+//! the kernel and it carries this socket's port id and a sequence number that was drawn at random.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send,
-    socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect,
+    getsockname, netlink, recvfrom, send, socket_with,
 };
 
 /// Message types and flags of `linux/netlink.h`, `linux/sock_diag.h` and `linux/rtnetlink.h`.
@@ -25,7 +31,12 @@ const LISTENING: u8 = 10;
 const ROUTE: Option<Protocol> = None;
 
 const HEADER: usize = 16;
-const SEQUENCE: u32 = 1;
+
+/// Port id of the kernel.
+const KERNEL: u32 = 0;
+
+/// Maximum messages of other senders that are skipped.
+const MAX_FOREIGN: usize = 64;
 
 /// One end of a connection. IPv4-mapped IPv6 addresses are converted to IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,33 +175,73 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 fn query(protocol: Option<Protocol>, kind: u16, request: &[u8]) -> rustix::io::Result<Reply> {
-    let socket =
-        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+    let socket = Socket::open(protocol)?;
+    connect(&socket.fd, &SocketAddrNetlink::new(KERNEL, 0))?;
     let length = HEADER + request.len();
     let mut message = Vec::with_capacity(length);
     message.extend((length as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend(REQUEST.to_ne_bytes());
-    message.extend(SEQUENCE.to_ne_bytes());
-    message.extend([0; 4]);
+    message.extend(socket.sequence.to_ne_bytes());
+    message.extend(socket.port.to_ne_bytes());
     message.extend(request);
-    send(&socket, &message, SendFlags::empty())?;
-    let mut reply = vec![0; 8 << 10];
-    let (received, _) = recv(&socket, reply.as_mut_slice(), RecvFlags::DONTWAIT)?;
-    reply.truncate(received);
-    let length = word(&reply, 0).ok_or(Errno::BADMSG)? as usize;
-    let sequence = word(&reply, 8).ok_or(Errno::BADMSG)?;
-    if sequence != SEQUENCE || length > received || length < HEADER {
-        return Err(Errno::BADMSG);
+    send(&socket.fd, &message, SendFlags::empty())?;
+    socket.receive()
+}
+
+/// A netlink socket for one query.
+struct Socket {
+    fd: OwnedFd,
+    /// Its address.
+    port: u32,
+    /// The number of its query.
+    sequence: u32,
+}
+
+impl Socket {
+    fn open(protocol: Option<Protocol>) -> rustix::io::Result<Self> {
+        let fd =
+            socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        // The kernel chooses the port.
+        bind(&fd, &SocketAddrNetlink::new(0, 0))?;
+        let port = SocketAddrNetlink::try_from(getsockname(&fd)?)?.pid();
+        let sequence = getrandom::u32().map_err(|_| Errno::IO)?;
+        Ok(Self { fd, port, sequence })
     }
-    reply.truncate(length);
-    let kind = u16::from_ne_bytes([reply[4], reply[5]]);
-    let content = reply.split_off(HEADER);
-    if kind == ERROR {
-        let code = word(&content, 0).ok_or(Errno::BADMSG)?.cast_signed();
-        return Err(Errno::from_raw_os_error(code.saturating_neg()));
+
+    /// Receives the kernel's reply; skips messages of other senders, a few of which can have arrived before
+    /// the socket was connected.
+    fn receive(&self) -> rustix::io::Result<Reply> {
+        for _ in 0..MAX_FOREIGN {
+            let mut reply = vec![0; 8 << 10];
+            let (received, _, sender) =
+                recvfrom(&self.fd, reply.as_mut_slice(), RecvFlags::DONTWAIT)?;
+            let sender = sender.ok_or(Errno::BADMSG)?;
+            if SocketAddrNetlink::try_from(sender)?.pid() == KERNEL {
+                reply.truncate(received);
+                return self.parse(reply);
+            }
+        }
+        Err(Errno::BADMSG)
     }
-    Ok(Reply { kind, content })
+
+    fn parse(&self, mut reply: Vec<u8>) -> rustix::io::Result<Reply> {
+        let length = word(&reply, 0).ok_or(Errno::BADMSG)? as usize;
+        let sequence = word(&reply, 8).ok_or(Errno::BADMSG)?;
+        let port = word(&reply, 12).ok_or(Errno::BADMSG)?;
+        let is_ours = sequence == self.sequence && port == self.port;
+        if !is_ours || length > reply.len() || length < HEADER {
+            return Err(Errno::BADMSG);
+        }
+        reply.truncate(length);
+        let kind = u16::from_ne_bytes([reply[4], reply[5]]);
+        let content = reply.split_off(HEADER);
+        if kind == ERROR {
+            let code = word(&content, 0).ok_or(Errno::BADMSG)?.cast_signed();
+            return Err(Errno::from_raw_os_error(code.saturating_neg()));
+        }
+        Ok(Reply { kind, content })
+    }
 }
 
 #[cfg(test)]
@@ -198,6 +249,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
+
+    use rustix::net::sendto;
 
     use super::*;
 
@@ -246,6 +299,58 @@ mod tests {
         // The kernel would return the listener at this address.
         let nobody = SocketAddr::new(here.ip(), 1);
         assert_eq!(find(here.into(), nobody.into()).unwrap(), None);
+    }
+
+    /// A reply as the kernel would send it to this socket.
+    fn forge(to: &Socket, sequence: u32, port: u32) -> Vec<u8> {
+        let length = (HEADER + 72) as u32;
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        message.extend([0; 2]);
+        message.extend((to.sequence ^ sequence).to_ne_bytes());
+        message.extend((to.port ^ port).to_ne_bytes());
+        message.extend([7; 72]);
+        message
+    }
+
+    /// Any user may send to any socket of this protocol.
+    const ANYBODY: Option<Protocol> = Some(netlink::USERSOCK);
+
+    #[test]
+    fn forged_reply_is_not_accepted() {
+        let attacker = Socket::open(ANYBODY).unwrap();
+        let forge_to = |socket: &Socket| {
+            let to = SocketAddrNetlink::new(socket.port, 0);
+            sendto(&attacker.fd, &forge(socket, 0, 0), SendFlags::empty(), &to)
+        };
+        let open = Socket::open(ANYBODY).unwrap();
+        for _ in 0..3 {
+            forge_to(&open).expect("the forged reply arrives");
+        }
+        let received = open.receive().map(|reply| reply.kind);
+        assert_eq!(received, Err(Errno::AGAIN), "all of them are skipped");
+        for _ in 0..MAX_FOREIGN {
+            forge_to(&open).unwrap();
+        }
+        assert_eq!(open.receive().map(|reply| reply.kind), Err(Errno::BADMSG), "and not for ever");
+
+        let connected = Socket::open(ANYBODY).unwrap();
+        connect(&connected.fd, &SocketAddrNetlink::new(KERNEL, 0)).unwrap();
+        assert_eq!(forge_to(&connected), Err(Errno::CONNREFUSED));
+    }
+
+    #[test]
+    fn reply_to_another_query_is_not_accepted() {
+        let socket = Socket::open(ANYBODY).unwrap();
+        let kind = |message| socket.parse(message).map(|reply| reply.kind);
+        assert_eq!(kind(forge(&socket, 0, 0)), Ok(SOCK_DIAG_BY_FAMILY));
+        for bit in 0..32 {
+            assert_eq!(kind(forge(&socket, 1 << bit, 0)), Err(Errno::BADMSG));
+            assert_eq!(kind(forge(&socket, 0, 1 << bit)), Err(Errno::BADMSG));
+        }
+        for length in 0..HEADER + 72 {
+            assert_eq!(kind(forge(&socket, 0, 0)[..length].to_vec()), Err(Errno::BADMSG));
+        }
     }
 
     #[test]

@@ -3,11 +3,15 @@
 //! A process that can see a socket file can connect to it, even on a read-only mount, and the service
 //! behind it may act for its callers: a container engine, a session bus. So with the network enabled
 //! the seccomp filter passes every `connect` to the outer process, which makes the connection: to a
-//! socket file only if it is on a mount that the sandbox can write to, to anything else as requested.
+//! socket file only if it is on a mount that the sandbox can write to, to an IP address as requested, and
+//! with no other kind of socket.
 //!
 //! Invariant: what is checked is what is connected to. The socket is duplicated into this process
 //! before any check, the address is a copy, and a socket file is connected to through the descriptor
 //! that was checked; so other threads of the caller cannot change anything in between.
+//!
+//! Invariant: a connection is made with no capability that the caller lacks, so that it reaches nothing
+//! that the caller could not have reached by itself.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -20,6 +24,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::sys;
 
@@ -124,7 +129,7 @@ impl Call {
         if length > ADDRESS {
             return Err(Errno::INVAL);
         }
-        let process = process_of(self.thread)?;
+        let Caller { process, capabilities } = Caller::of(self.thread)?;
         let mut address = [0; ADDRESS];
         let memory = File::open(format!("/proc/{process}/mem")).map_err(|error| errno(&error))?;
         memory.read_exact_at(&mut address[..length], self.address).map_err(|_| Errno::FAULT)?;
@@ -134,8 +139,12 @@ impl Call {
         let socket = sys::take_descriptor(process as i32, self.socket)?;
         // Everything above belongs to this process.
         self.is_waiting(listener)?;
-        if domain(&socket)? != libc::AF_UNIX {
-            return connect(&socket, &address[..length]);
+        restrict_capabilities(capabilities)?;
+        match domain(&socket)? {
+            libc::AF_UNIX => {}
+            libc::AF_INET | libc::AF_INET6 => return connect(&socket, &address[..length]),
+            libc::AF_NETLINK => return is_kernel(&address[..length]),
+            _ => return Err(Errno::PERM),
         }
         let path = socket_file(&address[..length]).ok_or(Errno::PERM)?;
         let file = open_in(&root, &directory.join(path))?;
@@ -151,12 +160,54 @@ impl Call {
     }
 }
 
-/// The process of a thread.
-fn process_of(thread: u32) -> rustix::io::Result<u32> {
-    let status =
-        std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|error| errno(&error))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    line.and_then(|number| number.trim().parse().ok()).ok_or(Errno::SRCH)
+/// The process of a calling thread, and the thread's capabilities.
+#[derive(Debug, PartialEq, Eq)]
+struct Caller {
+    process: u32,
+    capabilities: CapabilitySet,
+}
+
+impl Caller {
+    fn of(thread: u32) -> rustix::io::Result<Self> {
+        let status =
+            std::fs::read(format!("/proc/{thread}/status")).map_err(|error| errno(&error))?;
+        Self::parse(&status).ok_or(Errno::SRCH)
+    }
+
+    /// Reads a status file. The name of the program in it is any bytes; line breaks are escaped.
+    fn parse(status: &[u8]) -> Option<Self> {
+        let field = |name: &[u8]| {
+            let value =
+                status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
+            std::str::from_utf8(value.trim_ascii()).ok()
+        };
+        let process = field(b"Tgid:")?.parse().ok()?;
+        let capabilities = u64::from_str_radix(field(b"CapEff:")?, 16).ok()?;
+        Some(Self { process, capabilities: CapabilitySet::from_bits_retain(capabilities) })
+    }
+}
+
+/// Drops the capabilities of this thread that the caller lacks. Before that, they were needed to look
+/// into the caller.
+fn restrict_capabilities(caller: CapabilitySet) -> rustix::io::Result<()> {
+    let keep = rustix::thread::capabilities(None)?.effective & caller;
+    let sets =
+        CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets)
+}
+
+/// Accepts the kernel as the peer of a netlink socket, to which every such socket is connected from the
+/// start. Connecting it here would give it the host's id of this process as its address.
+fn is_kernel(address: &[u8]) -> rustix::io::Result<()> {
+    let family = address.first_chunk().ok_or(Errno::INVAL)?;
+    match i32::from(libc::sa_family_t::from_ne_bytes(*family)) {
+        libc::AF_UNSPEC => return Ok(()),
+        libc::AF_NETLINK => {}
+        _ => return Err(Errno::INVAL),
+    }
+    let address = address.get(..size_of::<libc::sockaddr_nl>()).ok_or(Errno::INVAL)?;
+    let peer = &address[std::mem::offset_of!(libc::sockaddr_nl, nl_pid)..];
+    if peer.iter().all(|byte| *byte == 0) { Ok(()) } else { Err(Errno::PERM) }
 }
 
 /// The path in the address of a socket file; `None` for an address without a file. It is unknown
@@ -213,4 +264,44 @@ fn connect(socket: &OwnedFd, address: &[u8]) -> rustix::io::Result<()> {
 
 fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_a_program_may_be_any_bytes() {
+        let names: [&[u8]; 4] = [b"sh", b"\xe6\x97\xa5\xe6\x9c", b"Tgid:\\n", b"\xff\xfe CapEff:"];
+        for name in names {
+            let status = [b"Name:\t", name, b"\nTgid:\t42\nCapEff:\t000000000000000a\n"].concat();
+            let capabilities = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER;
+            assert_eq!(
+                Caller::parse(&status),
+                Some(Caller { process: 42, capabilities }),
+                "{name:?}"
+            );
+        }
+        assert_eq!(Caller::parse(b"Name:\tsh\nTgid:\t42\n"), None, "capabilities are unknown");
+        assert_eq!(Caller::of(std::process::id()).unwrap().process, std::process::id());
+    }
+
+    #[test]
+    fn netlink_sockets_connect_to_the_kernel_only() {
+        let address = |family: i32, port: u32, groups: u32| {
+            let family = (family as libc::sa_family_t).to_ne_bytes();
+            [&family[..], &[0; 2], &port.to_ne_bytes(), &groups.to_ne_bytes()].concat()
+        };
+        assert_eq!(is_kernel(&address(libc::AF_NETLINK, 0, 0)), Ok(()));
+        assert_eq!(is_kernel(&address(libc::AF_UNSPEC, 7, 7)), Ok(()), "disconnects");
+        for bit in 0..32 {
+            assert_eq!(is_kernel(&address(libc::AF_NETLINK, 1 << bit, 0)), Err(Errno::PERM));
+            assert_eq!(is_kernel(&address(libc::AF_NETLINK, 0, 1 << bit)), Err(Errno::PERM));
+        }
+        for length in 0..12 {
+            let cut = &address(libc::AF_NETLINK, 0, 0)[..length];
+            assert_eq!(is_kernel(cut), Err(Errno::INVAL), "{length}");
+        }
+        assert_eq!(is_kernel(&address(libc::AF_INET, 0, 0)), Err(Errno::INVAL));
+    }
 }

@@ -137,10 +137,12 @@ fn tree(
     }
     let dev = Path::new(DEV);
     for (path, region) in &policy.regions {
-        if region.access == AccessMode::Deny && (path == dev || path == Path::new("/proc")) {
+        let is_own_tree = path == Path::new("/proc") || building.dev.is_some() && path == dev;
+        if is_own_tree && region.access == AccessMode::Deny {
             return Err(PlanError::Unsupported {
-                reason: format!("`{}` cannot be denied: a sandbox has its own", path.display()),
-                remedy: "deny what it contains".to_owned(),
+                reason: format!("`{}` cannot be denied as a whole", path.display()),
+                remedy: "remove the entry: the sandbox has its own; deny paths inside of it"
+                    .to_owned(),
             });
         }
         if path == root || path == dev || building.devices.contains(path) {
@@ -198,11 +200,14 @@ fn tree(
             }
             let (writable, device) =
                 (region.access == AccessMode::Write, building.is_device(path, region));
-            // A device is writable on any mount; only a missing Landlock rule prevents that, and the rule
-            // of a writable directory covers what is below it.
-            let granted = stack.iter().any(|above| above.access == AccessMode::Write);
-            let only_read = capabilities.landlock_abi > 0 && !granted;
-            if device && !writable && !only_read {
+            // A device is writable on any mount; only a missing Landlock rule prevents that, and a rule
+            // for a directory around it cannot be narrowed.
+            let below_writable = || {
+                policy.regions.iter().any(|(around, region)| {
+                    region.access == AccessMode::Write && around != path && is_within(path, around)
+                })
+            };
+            if device && !writable && (capabilities.landlock_abi == 0 || below_writable()) {
                 return Err(PlanError::Unsupported {
                     reason: format!("the device `{}` cannot be made read-only", path.display()),
                     remedy: "grant write access to it, or no access".to_owned(),

@@ -122,20 +122,30 @@ const F_SETDELEG: u32 = 1040;
 const TIOCSETD: u32 = 0x5423;
 
 /// Socket families that are allowed with the network enabled. The others have had more vulnerabilities
-/// than uses.
-const NETWORK_ENABLED: Rules = &[(
-    &[libc::SYS_socket, libc::SYS_socketpair],
-    &[none_of(
-        0,
-        ALL,
+/// than uses. Of the netlink protocols only the routing table is allowed: the others report the sockets,
+/// processes and devices of the host, or carry messages between its processes.
+const NETWORK_ENABLED: Rules = &[
+    (
+        &[libc::SYS_socket, libc::SYS_socketpair],
+        &[none_of(
+            0,
+            ALL,
+            &[
+                libc::AF_UNIX as u32,
+                libc::AF_INET as u32,
+                libc::AF_INET6 as u32,
+                libc::AF_NETLINK as u32,
+            ],
+        )],
+    ),
+    (
+        &[libc::SYS_socket, libc::SYS_socketpair],
         &[
-            libc::AF_UNIX as u32,
-            libc::AF_INET as u32,
-            libc::AF_INET6 as u32,
-            libc::AF_NETLINK as u32,
+            one_of(0, ALL, &[libc::AF_NETLINK as u32]),
+            none_of(2, ALL, &[libc::NETLINK_ROUTE as u32]),
         ],
-    )],
-)];
+    ),
+];
 
 /// With a broker: a datagram socket could send to any socket file of the host, which the broker does
 /// not see.

@@ -104,6 +104,7 @@ fn expected(filter: Filter, name: Option<&str>, arguments: [u64; 6]) -> u32 {
         }
         "socket" | "socketpair" => {
             ![1, 2, 10, 16].contains(&int(0))
+                || int(0) == 16 && int(2) != 0
                 || filter.brokered && int(0) == 1 && ![1, 5].contains(&(int(1) & 15))
         }
         "clone" => int(0) & 0x7e02_0000 != 0,

@@ -46,7 +46,7 @@ impl Managed {
         argv.extend(steps.iter().map(OsString::from));
         let env = [("PATH".into(), "/usr/bin:/bin".into())];
         let command = Command::Program { argv: &argv, arg0: None, env: &env, cwd };
-        let request = Request { command, network: Some(network) };
+        let request = Request::new(command).with_network(Some(network));
         let Prepared::Enforced(mut launch) = sandbox.prepare(&context, &request).unwrap() else {
             panic!("a managed network without a sandbox");
         };

@@ -4,6 +4,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
+use rustix::net::netlink::SocketAddrNetlink;
+
 use super::{Access, attempt, judge_in, narrow, runtime, wide, world::World};
 use crate::server::User;
 
@@ -68,6 +70,46 @@ fn catalogue_with_a_network_only_sockets_in_writable_places_are_reached() {
             }
             assert!(inside.accept().is_ok(), "{}: a socket in the workspace", made.name);
         }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Netlink protocols besides the routing table: messages between processes, the sockets of the host, audit, its
+/// processes (the connector), its devices, and generic ones.
+const NETLINK: &[&str] = &[
+    "socket 16 3 2",
+    "socket 16 3 4",
+    "socket 16 3 9",
+    "socket 16 3 11",
+    "socket 16 2 15",
+    "socket 16 3 16",
+];
+
+#[test]
+fn catalogue_with_a_network_netlink_reaches_the_routing_table_only() {
+    let mut failures = Vec::new();
+    for &user in User::all() {
+        let server = user.server();
+        let mut world = World::new(user);
+        world.served_by(&server);
+        // A process of the host that listens for messages of others.
+        let host = rustix::net::socket(
+            rustix::net::AddressFamily::NETLINK,
+            rustix::net::SocketType::RAW,
+            None,
+        )
+        .unwrap();
+        rustix::net::bind(&host, &SocketAddrNetlink::new(0, 0)).unwrap();
+        let port = SocketAddrNetlink::try_from(rustix::net::getsockname(&host).unwrap()).unwrap();
+        let to_host = format!("connect-netlink {} 0", port.pid());
+        let mut steps = NETLINK.to_vec();
+        steps.extend([to_host.as_str(), "connect-netlink 0 1", "connect-netlink 0 2"]);
+        let made = attempt(&format!("{user:?} netlink"), wide().networked())
+            .control(&["socket 16 3 0", "connect-netlink 0 0"])
+            .run(&steps)
+            .fails();
+        let judged = runtime().block_on(judge_in(&world, &made, &server));
+        failures.extend(judged.map(|failure| format!("{}: {failure}", made.name)));
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
