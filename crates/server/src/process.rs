@@ -4,8 +4,10 @@
 //! future.
 
 use codex_exec_host::files::Reservation;
+use codex_exec_host::pool::{self, WorkError};
 use codex_exec_host::process::{
-    Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started, environment,
+    Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, StartError, Started,
+    environment, environment_is_costly,
 };
 use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
@@ -13,6 +15,7 @@ use codex_exec_server_protocol::process::{
     TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
+use tokio::sync::Semaphore;
 
 use crate::connection::{Attached, Request};
 use crate::response_memory::{ResponseMemory, is_small};
@@ -121,7 +124,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
 
 async fn launch(
     confiner: Confiner,
-    mut params: ExecParams,
+    params: ExecParams,
     group: Group,
     retry: bool,
 ) -> Result<Launch, StartFailure> {
@@ -146,7 +149,7 @@ async fn launch(
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
-    let environment = environment(&params)?;
+    let (mut params, environment) = environment_of(params).await?;
     let sandbox = match params.sandbox.take() {
         Some(context) => confiner.confine(context, &params, &environment).await,
         None => Ok(None),
@@ -155,6 +158,28 @@ async fn launch(
         Some(sandbox) => Ok(Launch::confined(params, sandbox, group)?),
         None => Ok(Launch::new(params, &environment, group)?),
     }
+}
+
+/// How many policies with many patterns are applied at once; compiled, each takes some 10 MiB.
+static COSTLY_POLICIES: Semaphore = Semaphore::const_new(2);
+
+/// Builds the environment of a process, away from the lane if that can take long.
+async fn environment_of(params: ExecParams) -> Result<(ExecParams, Environment), StartFailure> {
+    if !environment_is_costly(&params) {
+        let environment = environment(&params)?;
+        return Ok((params, environment));
+    }
+    let turn = COSTLY_POLICIES.acquire().await;
+    let built = pool::blocking(move || {
+        // The work goes on if the client leaves.
+        let _turn = turn;
+        environment(&params).map(|built| (params, built))
+    })
+    .await;
+    let internal = |error: WorkError| {
+        StartFailure::Refused(RpcError::internal(ErrorKind::Internal, error.to_string()))
+    };
+    Ok(built.map_err(internal)??)
 }
 
 fn unknown_process(id: &ProcessId) -> RpcError {

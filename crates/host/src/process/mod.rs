@@ -35,12 +35,12 @@ pub(crate) mod warden;
 
 pub use command::{Command, NulByte};
 pub use config::{Lifeline, ProcessConfig};
-pub use env::{Environment, NEVER_INHERITED, NEVER_PASSED_ON};
+pub use env::{EnvPolicyError, Environment, NEVER_INHERITED, NEVER_PASSED_ON};
 pub use event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 pub(crate) use file_size::handle_file_size_signal;
 pub use handle::{NoTerminal, ProcessHandle, Reply};
 pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
-pub use launch::{Launch, LaunchError, environment};
+pub use launch::{Launch, LaunchError, environment, environment_is_costly};
 pub use leftovers::Group;
 pub use spawner::SpawnError;

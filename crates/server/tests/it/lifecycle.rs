@@ -196,6 +196,8 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
         (-32602, ok().with("env", json!({"A": 1})), "variable of the wrong type"),
         (-32602, ok().with("envPolicy", json!({"inherit": "some"})), "unknown policy"),
         (-32602, ok().with("envPolicy", json!({"exclude": ["["]})), "bad glob"),
+        (-32602, ok().with("envPolicy", json!({"exclude": vec!["*a*"; 16385]})), "many globs"),
+        (-32602, ok().with("envPolicy", json!({"set": {"A".repeat(65536): ""}})), "long names"),
         (-32602, ok().with("tty", "yes"), "tty of the wrong type"),
         (-32602, ok().with("size", json!({"rows": 70000, "cols": 1})), "size out of range"),
         (-32602, ok().with("managedNetwork", json!({})), "a network we do not offer"),
