@@ -66,8 +66,18 @@ impl StartFailure {
     }
 }
 
+/// Maximum bytes of a process id, which is kept as long as the process and repeated in each of its events.
+const MAX_PROCESS_ID_BYTES: usize = 4 << 10;
+
 pub(crate) fn start(server: &Server, attached: &Attached, request: Request, params: ExecParams) {
     let id = params.process_id.clone();
+    let id_bytes = id.0.len();
+    if id_bytes > MAX_PROCESS_ID_BYTES {
+        let message =
+            format!("processId has {id_bytes} bytes; at most {MAX_PROCESS_ID_BYTES} are allowed");
+        let error = RpcError::invalid_params(ErrorKind::InvalidParams, message);
+        return request.respond_without_waiting::<ExecResponse>(Err(error));
+    }
     let program = params.argv.first().cloned().unwrap_or_default();
     let session = attached.session.clone();
     let mut started = None;

@@ -183,6 +183,7 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
     let cases = [
         (-32602, ok().with("processId", Value::Null), "missing id"),
         (-32602, ok().with("processId", 5), "id of the wrong type"),
+        (-32602, ok().with("processId", "p".repeat(4097)), "id that is too long"),
         (-32602, ok().with("argv", json!([])), "empty argv"),
         (-32602, ok().with("argv", json!("sh")), "argv of the wrong type"),
         (-32602, ok().with("argv", json!([1])), "argument of the wrong type"),
@@ -225,6 +226,8 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
     // Nothing ran, nothing was published, and the id is free.
     client.nothing_more().await;
     assert_eq!(client.run(ok()).await.text(), "ran\n");
+    let longest = ok().with("processId", "p".repeat(4096));
+    assert_eq!(client.run(longest).await.text(), "ran\n");
 }
 
 #[tokio::test]
