@@ -51,6 +51,9 @@ pub enum HttpError {
     /// The exchange ended early or was not HTTP.
     #[error("the HTTP request failed: {0}")]
     Exchange(#[from] hyper::Error),
+    /// The server sent too much before the end of the response's head.
+    #[error("the response has no head, or one that is too long")]
+    Head,
     /// The body is longer than [`HttpConfig::max_body`], or ended early.
     #[error("the response is incomplete or longer than {max} bytes")]
     Body {
@@ -69,6 +72,7 @@ impl From<ExchangeError> for HttpError {
     fn from(error: ExchangeError) -> Self {
         match error {
             ExchangeError::Dial(error) => Self::Dial(error),
+            ExchangeError::Head => Self::Head,
             ExchangeError::Uri => Self::Url,
             ExchangeError::Http(error) => Self::Exchange(error),
         }

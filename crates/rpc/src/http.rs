@@ -16,6 +16,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_websockets::MaybeTlsStream;
 
 use crate::dial::{DialError, WebsocketDial};
+use crate::head_limit::{HeadLimit, HeadProgress, MAX_HEAD_BYTES, MAX_INTERIM_RESPONSES};
 use crate::proxy::Proxies;
 
 /// Where a request goes.
@@ -42,6 +43,12 @@ pub enum ExchangeError {
     /// The path cannot be part of an absolute URI, which a proxy needs.
     #[error("the path is not valid in a request to a proxy")]
     Uri,
+    /// The head of the response, interim responses included, is too long.
+    #[error(
+        "the server sent {MAX_HEAD_BYTES} bytes or {MAX_INTERIM_RESPONSES} interim responses, and no \
+         response yet"
+    )]
+    Head,
     /// The exchange ended early or was not HTTP.
     #[error("the HTTP exchange failed: {0}")]
     Http(#[from] hyper::Error),
@@ -73,8 +80,17 @@ impl HttpTarget<'_> {
                 MaybeTlsStream::Plain(stream)
             }
         };
+        let progress = Arc::new(HeadProgress::default());
+        let stream = HeadLimit::new(stream, progress.clone());
+        let counted = progress.clone();
+        hyper::ext::on_informational(&mut request, move |_| counted.count_interim());
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
-        Ok(sender.send_request(request).await?)
+        let response = sender.send_request(request).await;
+        progress.set_received();
+        response.map_err(|error| match progress.is_exceeded() {
+            true => ExchangeError::Head,
+            false => error.into(),
+        })
     }
 }

@@ -11,6 +11,8 @@ mod connection;
 mod dial;
 mod escape;
 #[cfg(feature = "http-client")]
+mod head_limit;
+#[cfg(feature = "http-client")]
 mod http;
 mod keep_alive;
 mod lines;

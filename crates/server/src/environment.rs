@@ -21,12 +21,16 @@ use codex_exec_server_protocol::environment_config::{
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use futures_util::StreamExt;
+use tokio::sync::Semaphore;
 
 use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 
 /// An answer and its memory, which lasts until the answer is written.
 type Held<R> = (Result<R, RpcError>, Option<Reservation>);
+
+/// Parsing takes over a hundred times the memory of a file, so one configuration is read at a time.
+static CONFIG_READS: Semaphore = Semaphore::const_new(1);
 
 /// Reads the configuration files of this machine.
 pub(crate) async fn config(
@@ -35,7 +39,12 @@ pub(crate) async fn config(
     memory: ResponseMemory,
 ) -> Held<EnvironmentConfigReadResponse> {
     let held = memory.reserve(MAX_ANSWER_BYTES as u64).await;
-    let read = pool::blocking(move || read_config(&server.config().environment, &params));
+    let turn = CONFIG_READS.acquire().await;
+    let read = pool::blocking(move || {
+        // The work goes on if the client leaves.
+        let _turn = turn;
+        read_config(&server.config().environment, &params)
+    });
     let result = match read.await {
         Ok(result) => result.map_err(RpcError::from),
         Err(error) => Err(RpcError::internal(ErrorKind::Internal, error.to_string())),

@@ -43,6 +43,18 @@ const MAX_DELTA_BYTES: usize = 1 << 20;
 /// Maximum bytes of a body in one response, so that the response fits into a message.
 const MAX_BODY_BYTES: usize = 45 << 20;
 
+/// Maximum bytes of a URL, that of a redirect included.
+const MAX_URL_BYTES: usize = 64 << 10;
+
+/// Maximum headers of a request.
+const MAX_HEADERS: usize = 1_000;
+
+/// Maximum bytes of all names and values of a request's headers.
+const MAX_HEADER_BYTES: usize = 1 << 20;
+
+/// Maximum bytes of the id of a streamed body, which each of its notifications repeats.
+const MAX_REQUEST_ID_BYTES: usize = 4 << 10;
+
 /// How long an exchange may take if the request sets no timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
@@ -111,6 +123,13 @@ impl Requests {
 
     fn reserve(&self, params: &HttpRequestParams) -> Result<StreamingId, RpcError> {
         let id = params.request_id.clone();
+        if id.len() > MAX_REQUEST_ID_BYTES {
+            let message = format!(
+                "http/request: requestId has {} bytes; at most {MAX_REQUEST_ID_BYTES} are allowed",
+                id.len()
+            );
+            return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
+        }
         if !self.lock().insert(id.clone()) {
             let message = format!("http/request: requestId `{id}` is still streaming");
             return Err(RpcError::invalid_params(ErrorKind::IdInUse, message));
@@ -271,6 +290,12 @@ impl Exchange {
         };
         let method = Method::from_bytes(params.method.as_bytes())
             .map_err(|error| invalid(format!("method is invalid: {error}")))?;
+        if params.url.len() > MAX_URL_BYTES {
+            let len = params.url.len();
+            return Err(invalid(format!(
+                "url has {len} bytes; at most {MAX_URL_BYTES} are allowed"
+            )));
+        }
         let url =
             Url::parse(&params.url).map_err(|error| invalid(format!("url is invalid: {error}")))?;
         check_scheme(&url).map_err(invalid)?;
@@ -315,6 +340,7 @@ impl Exchange {
         target.send(self.request()?).await.map_err(|error| match error {
             ExchangeError::Dial(error) => dial_failure(host, &error),
             ExchangeError::Http(error) => format!("the request to {host} failed: {error}"),
+            error @ ExchangeError::Head => error.to_string(),
             ExchangeError::Uri => "the path is invalid".to_owned(),
         })
     }
@@ -344,7 +370,8 @@ impl Exchange {
             _ => return Ok(false),
         };
         let Some(location) = response.headers().get(LOCATION) else { return Ok(false) };
-        let next = location.to_str().ok().and_then(|location| self.url.join(location).ok());
+        let location = location.to_str().ok().filter(|location| location.len() <= MAX_URL_BYTES);
+        let next = location.and_then(|location| self.url.join(location).ok());
         let next = next.ok_or("a redirect has an invalid location")?;
         check_scheme(&next)?;
         if !keeps_method {
@@ -390,7 +417,11 @@ fn check_scheme(url: &Url) -> Result<(), String> {
 
 /// The headers, and the names of those that take their value from a variable.
 fn headers(requested: &[HttpHeader]) -> Result<(HeaderMap, Vec<HeaderName>), String> {
-    let mut headers = HeaderMap::new();
+    if requested.len() > MAX_HEADERS {
+        let count = requested.len();
+        return Err(format!("has {count} headers; at most {MAX_HEADERS} are allowed"));
+    }
+    let (mut headers, mut bytes) = (HeaderMap::new(), 0);
     let mut from_variables = Vec::new();
     for HttpHeader { name, value, value_env_var } in requested {
         let parsed = HeaderName::from_bytes(name.as_bytes())
@@ -399,6 +430,10 @@ fn headers(requested: &[HttpHeader]) -> Result<(HeaderMap, Vec<HeaderName>), Str
         if let Some(variable) = value_env_var {
             value.push_str(&env_value(name, variable)?);
             from_variables.push(parsed.clone());
+        }
+        bytes += name.len() + value.len();
+        if bytes > MAX_HEADER_BYTES {
+            return Err(format!("headers have more than {MAX_HEADER_BYTES} bytes"));
         }
         let mut value = HeaderValue::from_str(&value)
             .map_err(|error| format!("header value is invalid for {name}: {error}"))?;

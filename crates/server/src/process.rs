@@ -8,10 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use codex_exec_host::files::Reservation;
-use codex_exec_host::pool;
+use codex_exec_host::pool::{self, WorkError};
 use codex_exec_host::process::{
     Command, Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, ProcessHost,
-    StartError, Started, WhileRunning, environment,
+    StartError, Started, WhileRunning, environment, environment_is_costly,
 };
 use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
 use codex_exec_host::shell_snapshot::Replay;
@@ -25,6 +25,7 @@ use codex_exec_server_protocol::process::{
 };
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::connection::{Attached, Request};
 use crate::managed_network::{Controller, Inside};
@@ -76,8 +77,18 @@ impl StartFailure {
     }
 }
 
+/// Maximum bytes of a process id, which is kept as long as the process and repeated in each of its events.
+const MAX_PROCESS_ID_BYTES: usize = 4 << 10;
+
 pub(crate) fn start(server: &Server, attached: &Attached, request: Request, params: ExecParams) {
     let id = params.process_id.clone();
+    let id_bytes = id.0.len();
+    if id_bytes > MAX_PROCESS_ID_BYTES {
+        let message =
+            format!("processId has {id_bytes} bytes; at most {MAX_PROCESS_ID_BYTES} are allowed");
+        let error = RpcError::invalid_params(ErrorKind::InvalidParams, message);
+        return request.respond_without_waiting::<ExecResponse>(Err(error));
+    }
     let program = params.argv.first().cloned().unwrap_or_default();
     let session = attached.session.clone();
     let mut started = None;
@@ -233,7 +244,7 @@ async fn hidden_program(
 async fn launch(
     server: Server,
     session: Arc<Session>,
-    mut params: ExecParams,
+    params: ExecParams,
     attempt: Attempt,
     managed: Arc<Mutex<Managed>>,
 ) -> Result<Launch, StartFailure> {
@@ -245,7 +256,7 @@ async fn launch(
         confiner: server.confiner().clone(),
         group: session.group(),
     };
-    let mut environment = environment(&params)?;
+    let (mut params, mut environment) = environment_of(params).await?;
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
@@ -267,6 +278,28 @@ async fn launch(
     *managed.lock() = Managed { inside: network.inside, info: network.info };
     launch.while_running = Some(WhileRunning::new(network.held));
     Ok(launch)
+}
+
+/// How many policies with many patterns are applied at once; compiled, each takes some 10 MiB.
+static COSTLY_POLICIES: Semaphore = Semaphore::const_new(2);
+
+/// Builds the environment of a process, away from the lane if that can take long.
+async fn environment_of(params: ExecParams) -> Result<(ExecParams, Environment), StartFailure> {
+    if !environment_is_costly(&params) {
+        let environment = environment(&params)?;
+        return Ok((params, environment));
+    }
+    let turn = COSTLY_POLICIES.acquire().await;
+    let built = pool::blocking(move || {
+        // The work goes on if the client leaves.
+        let _turn = turn;
+        environment(&params).map(|built| (params, built))
+    })
+    .await;
+    let internal = |error: WorkError| {
+        StartFailure::Refused(RpcError::internal(ErrorKind::Internal, error.to_string()))
+    };
+    Ok(built.map_err(internal)??)
 }
 
 fn unknown_process(id: &ProcessId) -> RpcError {

@@ -44,6 +44,9 @@ pub struct FilesConfig {
     pub max_pattern_bytes: usize,
     /// Maximum memory of a compiled pattern, in bytes (default: 32 MiB).
     pub max_pattern_memory: usize,
+    /// Maximum memory of the ignore rules that apply at one place of a scan, estimated, in bytes (default:
+    /// 32 MiB); a rule file beyond it is an error of the scan, and does not apply.
+    pub max_ignore_memory: usize,
     /// Maximum memory of a search for one line, or one file if matches span lines, in bytes (default:
     /// 64 MiB).
     pub max_search_memory: usize,
@@ -103,6 +106,7 @@ impl Default for FilesConfig {
             max_search_line_bytes: 4 << 10,
             max_pattern_bytes: 64 << 10,
             max_pattern_memory: 32 << 20,
+            max_ignore_memory: 32 << 20,
             max_search_memory: 64 << 20,
             search_batch_bytes: 64 << 10,
             search_batch_age: Duration::from_millis(100),

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a tree cannot harm a search. Rules are read from regular files only, up to a size limit,
 //! without following links (as git does), so a FIFO or an endless device with such a name is skipped.
+//! What their rules will take is estimated before they are compiled.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,16 @@ const MAX_RULES: u64 = 1 << 20;
 
 /// The rules of one directory.
 pub(super) struct Level {
+    path: PathBuf,
     ignore: Gitignore,
     gitignore: Gitignore,
     exclude: Gitignore,
     /// Git's rules from above a repository do not apply inside it.
     is_repository: bool,
+    /// The estimated memory of the rules, in bytes.
+    pub cost: usize,
+    /// Rule files that do not apply because they would take too much memory.
+    pub refused: Vec<&'static str>,
 }
 
 /// Rule files that a directory has.
@@ -45,45 +51,74 @@ impl RuleFiles {
 }
 
 impl Level {
-    /// Reads the rules in `directory`, whose path is `path`.
+    /// Reads the rules in `directory`, whose path is `path`, as long as they fit into `room` bytes.
     pub(super) fn read(
         resolver: Resolver,
         directory: BorrowedFd<'_>,
         path: &Path,
         has: RuleFiles,
+        room: usize,
     ) -> Option<Self> {
         if !has.ignore && !has.gitignore && !has.git {
             return None;
         }
-        let rules = |wanted: bool, name: &str| {
+        let (mut cost, mut refused) = (0, Vec::new());
+        let mut rules = |wanted: bool, name: &'static str| {
             let mut builder = GitignoreBuilder::new(path);
             let text = if wanted { read_rules(resolver, directory, name) } else { None };
-            for line in text.unwrap_or_default().lines() {
+            let text = text.unwrap_or_default();
+            let needed = text.lines().map(rule_cost).sum::<usize>();
+            if needed > room - cost {
+                refused.push(name);
+                return Gitignore::empty();
+            }
+            cost += needed;
+            for line in text.lines() {
                 // Skip a line that does not parse; the others count.
                 let _ = builder.add_line(None, line);
             }
-            builder.build().unwrap_or_else(|_| Gitignore::empty())
+            builder.build().unwrap_or_else(|_| {
+                refused.push(name);
+                Gitignore::empty()
+            })
         };
-        Some(Self {
-            ignore: rules(has.ignore, ".ignore"),
-            gitignore: rules(has.gitignore, ".gitignore"),
-            exclude: rules(has.git, ".git/info/exclude"),
-            is_repository: has.git,
-        })
+        let ignore = rules(has.ignore, ".ignore");
+        let gitignore = rules(has.gitignore, ".gitignore");
+        let exclude = rules(has.git, ".git/info/exclude");
+        let path = path.to_owned();
+        Some(Self { path, ignore, gitignore, exclude, is_repository: has.git, cost, refused })
     }
 
-    /// The rules of the directories above `root`, outermost first.
-    pub(super) fn above(resolver: Resolver, root: &Path) -> Vec<Self> {
+    /// The directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The rules of the directories above `root`, outermost first. The inner ones take from `room` first.
+    pub(super) fn above(resolver: Resolver, root: &Path, mut room: usize) -> Vec<Self> {
         let Ok(root) = std::fs::canonicalize(root) else { return Vec::new() };
         let mut levels = Vec::new();
         for directory in root.ancestors().skip(1) {
             let Ok(fd) = rustix::fs::open(directory, DIRECTORY, Mode::empty()) else { continue };
             let has = RuleFiles { ignore: true, gitignore: true, git: is_repository(fd.as_fd()) };
-            levels.extend(Self::read(resolver, fd.as_fd(), directory, has));
+            let level = Self::read(resolver, fd.as_fd(), directory, has, room);
+            room -= level.as_ref().map_or(0, |level| level.cost);
+            levels.extend(level);
         }
         levels.reverse();
         levels
     }
+}
+
+/// An estimate of the memory that a rule takes while it is compiled: one with wildcards becomes a regular
+/// expression, the others are texts in a table.
+fn rule_cost(line: &str) -> usize {
+    let line = line.trim_end();
+    if line.is_empty() || line.starts_with('#') {
+        return 0;
+    }
+    let is_text = !line.strip_prefix("*.").unwrap_or(line).contains(['*', '?', '[', '{', '\\']);
+    256 + line.len() * if is_text { 8 } else { 384 }
 }
 
 fn is_repository(directory: BorrowedFd<'_>) -> bool {

@@ -85,19 +85,34 @@ impl Rules<'_> {
         let overrides = self.overrides(config)?;
         let fd =
             rustix::fs::open(root, LISTING - OFlags::NOFOLLOW, Mode::empty()).map_err(failed)?;
-        let above = if self.respect_gitignore { Level::above(resolver, root) } else { Vec::new() };
+        let mut room = config.max_ignore_memory;
+        let above = match self.respect_gitignore {
+            true => Level::above(resolver, root, room),
+            false => Vec::new(),
+        };
+        room -= above.iter().map(|level| level.cost).sum::<usize>();
         let real_root = std::fs::canonicalize(root).ok().filter(|real| real != root);
-        let mut stack = vec![self.enter(resolver, fd, root.to_owned(), config).map_err(
-            |error| match error {
-                EnterError::Os(errno) => failed(errno),
-                EnterError::TooMany => FileError::limit(self.root, TOO_MANY),
-            },
-        )?];
+        let mut stack =
+            vec![self.enter(resolver, fd, root.to_owned(), config, room).map_err(|error| {
+                match error {
+                    EnterError::Os(errno) => failed(errno),
+                    EnterError::TooMany => FileError::limit(self.root, TOO_MANY),
+                }
+            })?];
+        let mut refused: Vec<FsPathError> = above.iter().flat_map(refused_rules).collect();
+        refused.extend(stack.iter().filter_map(|open| open.rules.as_ref()).flat_map(refused_rules));
+        room -= stack.iter().map(OpenDirectory::rules_cost).sum::<usize>();
         while let Some(open) = stack.last_mut() {
             if cancel.is_cancelled() {
                 return Ok(());
             }
+            for error in refused.drain(..) {
+                if each(Scanned::Failed(error)).is_break() {
+                    return Ok(());
+                }
+            }
             let Some((name, kind)) = open.names.pop() else {
+                room += open.rules_cost();
                 stack.pop();
                 continue;
             };
@@ -126,10 +141,14 @@ impl Rules<'_> {
                 resolver
                     .open_below(directory, name.as_os_str().as_bytes(), LISTING, Links::Refuse)
                     .map_err(EnterError::Os)
-                    .and_then(|fd| self.enter(resolver, fd, path.clone(), config))
+                    .and_then(|fd| self.enter(resolver, fd, path.clone(), config, room))
             };
             match entered {
-                Ok(below) => stack.push(below),
+                Ok(below) => {
+                    room -= below.rules_cost();
+                    refused.extend(below.rules.iter().flat_map(refused_rules));
+                    stack.push(below);
+                }
                 Err(error) => {
                     let Ok(path) = PathUri::try_from(path.as_path()) else { continue };
                     let message = match error {
@@ -151,6 +170,7 @@ impl Rules<'_> {
         fd: OwnedFd,
         path: PathBuf,
         config: &FilesConfig,
+        room: usize,
     ) -> Result<OpenDirectory, EnterError> {
         let (mut names, mut rule_files, mut too_many) = (Vec::new(), RuleFiles::default(), false);
         let each = |name: &[u8], kind| {
@@ -181,7 +201,7 @@ impl Rules<'_> {
         names.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         let rules = self
             .respect_gitignore
-            .then(|| Level::read(resolver, fd.as_fd(), &path, rule_files))
+            .then(|| Level::read(resolver, fd.as_fd(), &path, rule_files, room))
             .flatten();
         Ok(OpenDirectory { fd, path, names, rules })
     }
@@ -230,6 +250,20 @@ impl Rules<'_> {
         }
         overrides.build().map_err(|error| bad("", &error))
     }
+}
+
+impl OpenDirectory {
+    fn rules_cost(&self) -> usize {
+        self.rules.as_ref().map_or(0, |rules| rules.cost)
+    }
+}
+
+/// The rule files of a level that do not apply, as errors of the scan.
+fn refused_rules(level: &Level) -> impl Iterator<Item = FsPathError> {
+    level.refused.iter().filter_map(|name| {
+        let path = PathUri::try_from(level.path().join(name).as_path()).ok()?;
+        Some(FsPathError { path, message: "has too many rules; they are not applied".into() })
+    })
 }
 
 enum EnterError {

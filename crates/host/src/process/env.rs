@@ -1,6 +1,7 @@
 //! Builds the environment of a child: the client's variables on top of those its policy inherits.
 //!
-//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever the request says.
+//! Invariant: the variables of [`NEVER_PASSED_ON`] reach no child, whatever the request says. A policy is
+//! measured before its patterns are compiled.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -38,10 +39,51 @@ const CORE: &[&str] = &[
 /// Excluded by default; see `ignoreDefaultExcludes`.
 const DEFAULT_EXCLUDES: &[&str] = &["*KEY*", "*SECRET*", "*TOKEN*"];
 
-/// A pattern of an [`EnvPolicy`] does not parse.
+/// Maximum bytes of all patterns of an [`EnvPolicy`] together, and of all names that it sets.
+const MAX_POLICY_BYTES: usize = 64 << 10;
+
+/// Patterns of at most this many bytes together compile in no noticeable time.
+const CHEAP_POLICY_BYTES: usize = 1 << 10;
+
+/// An [`EnvPolicy`] cannot be applied.
 #[derive(Debug, thiserror::Error)]
-#[error("envPolicy: {0}")]
-pub struct BadGlob(#[from] globset::Error);
+pub enum EnvPolicyError {
+    /// A pattern does not parse.
+    #[error("envPolicy: {0}")]
+    Glob(#[from] globset::Error),
+    /// The patterns, or the names in `set`, are too long.
+    #[error("envPolicy: {what} have {bytes} bytes; at most {MAX_POLICY_BYTES} are allowed")]
+    TooLong {
+        /// The patterns or the names.
+        what: &'static str,
+        /// Their length, with one byte more for each.
+        bytes: usize,
+    },
+}
+
+/// Whether applying this policy can take long enough to delay others on the same thread; refusing it
+/// never does.
+pub(super) fn is_costly(policy: &EnvPolicy) -> bool {
+    (CHEAP_POLICY_BYTES + 1..=MAX_POLICY_BYTES).contains(&total_len(patterns(policy)))
+}
+
+fn check_size(policy: &EnvPolicy) -> Result<(), EnvPolicyError> {
+    let check = |what, bytes| match bytes > MAX_POLICY_BYTES {
+        true => Err(EnvPolicyError::TooLong { what, bytes }),
+        false => Ok(()),
+    };
+    check("exclude and includeOnly", total_len(patterns(policy)))?;
+    check("the names in set", total_len(policy.set.0.keys()))
+}
+
+fn patterns(policy: &EnvPolicy) -> impl Iterator<Item = &String> {
+    policy.exclude.iter().chain(&policy.include_only)
+}
+
+/// The length of all texts, where each counts one byte more.
+fn total_len<'a>(texts: impl Iterator<Item = &'a String>) -> usize {
+    texts.map(|text| text.len() + 1).sum()
+}
 
 /// The environment of a child, by name.
 pub type Environment = BTreeMap<OsString, OsString>;
@@ -51,10 +93,11 @@ pub(super) fn build(
     server: impl IntoIterator<Item = (OsString, OsString)>,
     policy: Option<&EnvPolicy>,
     env: &Env,
-) -> Result<Environment, BadGlob> {
+) -> Result<Environment, EnvPolicyError> {
     let mut out = match policy {
         None => Environment::new(),
         Some(policy) => {
+            check_size(policy)?;
             let own = |name: &OsStr| NEVER_INHERITED.iter().any(|never| name == *never);
             inherit(server.into_iter().filter(|(name, _)| !own(name)), policy)?
         }
@@ -67,7 +110,7 @@ pub(super) fn build(
 fn inherit(
     server: impl IntoIterator<Item = (OsString, OsString)>,
     policy: &EnvPolicy,
-) -> Result<Environment, BadGlob> {
+) -> Result<Environment, EnvPolicyError> {
     let start: fn(&OsStr) -> bool = match policy.inherit {
         EnvInherit::All => |_| true,
         EnvInherit::Core => |name| CORE.iter().any(|core| name.eq_ignore_ascii_case(core)),
@@ -85,7 +128,7 @@ fn inherit(
 pub(crate) fn retain_allowed(
     variables: &mut Environment,
     policy: &EnvPolicy,
-) -> Result<(), BadGlob> {
+) -> Result<(), EnvPolicyError> {
     let set = |name: &OsStr| name.to_str().is_some_and(|name| policy.set.0.contains_key(name));
     let set: Vec<_> = variables.extract_if(.., |name, _| set(name)).collect();
     drop_excluded(variables, policy)?;
@@ -93,14 +136,14 @@ pub(crate) fn retain_allowed(
     keep_included(variables, policy)
 }
 
-fn drop_excluded(out: &mut Environment, policy: &EnvPolicy) -> Result<(), BadGlob> {
+fn drop_excluded(out: &mut Environment, policy: &EnvPolicy) -> Result<(), EnvPolicyError> {
     if !policy.ignore_default_excludes {
         drop_matching(out, DEFAULT_EXCLUDES)?;
     }
     drop_matching(out, &policy.exclude)
 }
 
-fn keep_included(out: &mut Environment, policy: &EnvPolicy) -> Result<(), BadGlob> {
+fn keep_included(out: &mut Environment, policy: &EnvPolicy) -> Result<(), EnvPolicyError> {
     if !policy.include_only.is_empty() {
         let keep = globs(&policy.include_only)?;
         out.retain(|name, _| keep.is_match(name));
@@ -112,7 +155,10 @@ fn overlay(out: &mut Environment, env: &Env) {
     out.extend(env.0.iter().map(|(name, value)| (name.into(), value.into())));
 }
 
-fn drop_matching(out: &mut Environment, patterns: &[impl AsRef<str>]) -> Result<(), BadGlob> {
+fn drop_matching(
+    out: &mut Environment,
+    patterns: &[impl AsRef<str>],
+) -> Result<(), EnvPolicyError> {
     if !patterns.is_empty() {
         let set = globs(patterns)?;
         out.retain(|name, _| !set.is_match(OsStr::from_bytes(name.as_bytes())));
@@ -120,7 +166,7 @@ fn drop_matching(out: &mut Environment, patterns: &[impl AsRef<str>]) -> Result<
     Ok(())
 }
 
-fn globs(patterns: &[impl AsRef<str>]) -> Result<GlobSet, BadGlob> {
+fn globs(patterns: &[impl AsRef<str>]) -> Result<GlobSet, EnvPolicyError> {
     let mut set = GlobSetBuilder::new();
     for pattern in patterns {
         set.add(GlobBuilder::new(pattern.as_ref()).case_insensitive(true).build()?);
@@ -202,5 +248,38 @@ mod tests {
     fn invalid_glob_is_an_error() {
         let policy = EnvPolicy { exclude: vec!["[".into()], ..EnvPolicy::default() };
         build([], Some(&policy), &Env::default()).unwrap_err();
+    }
+
+    #[test]
+    fn a_policy_is_measured_before_it_is_compiled() {
+        let list = |count: usize| vec!["ABCDEFG".to_owned(); count];
+        let at_limit = MAX_POLICY_BYTES / 8;
+        let set = |count: usize| (0..count).map(|n| (format!("A{n:06}"), "x".repeat(99))).collect();
+        let policy = |exclude, include_only, set| EnvPolicy {
+            exclude: list(exclude),
+            include_only: list(include_only),
+            set,
+            ..EnvPolicy::default()
+        };
+        let cases = [
+            (policy(at_limit, 0, Env::default()), true),
+            (policy(at_limit - 9, 9, Env::default()), true),
+            (policy(at_limit, 1, Env::default()), false),
+            (policy(0, at_limit + 1, Env::default()), false),
+            (policy(0, 0, set(at_limit)), true),
+            (policy(0, 0, set(at_limit + 1)), false),
+        ];
+        for (policy, allowed) in cases {
+            let built = build([], Some(&policy), &Env::default());
+            match allowed {
+                true => drop(built.unwrap()),
+                false => assert!(matches!(built, Err(EnvPolicyError::TooLong { .. })), "{built:?}"),
+            }
+        }
+        // Too long, and invalid as well: nothing looked at the patterns.
+        let exclude = vec!["[".to_owned(); MAX_POLICY_BYTES];
+        let policy = EnvPolicy { exclude, ..EnvPolicy::default() };
+        let refused = build([], Some(&policy), &Env::default());
+        assert!(matches!(refused, Err(EnvPolicyError::TooLong { .. })), "{refused:?}");
     }
 }

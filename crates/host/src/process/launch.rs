@@ -11,7 +11,7 @@ use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, Termina
 
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
-use super::env::{self, BadGlob, Environment};
+use super::env::{self, EnvPolicyError, Environment};
 use super::leftovers::Group;
 
 /// A process to start.
@@ -68,9 +68,9 @@ pub enum LaunchError {
     /// `argv` is empty.
     #[error("argv must not be empty")]
     EmptyArgv,
-    /// A pattern of `envPolicy` does not parse.
+    /// `envPolicy` cannot be applied.
     #[error(transparent)]
-    EnvPolicy(#[from] BadGlob),
+    EnvPolicy(#[from] EnvPolicyError),
     /// A string contains a NUL byte.
     #[error(transparent)]
     Nul(#[from] NulByte),
@@ -82,6 +82,11 @@ pub enum LaunchError {
         /// Maximum bytes.
         limit: u64,
     },
+}
+
+/// Whether [`environment`] can take long: the patterns of `params` are many.
+pub fn environment_is_costly(params: &ExecParams) -> bool {
+    params.env_policy.as_ref().is_some_and(env::is_costly)
 }
 
 /// Builds the environment that `params` ask for, based on this process's own.

@@ -31,7 +31,9 @@ use std::sync::Arc;
 use codex_exec_server_protocol::process::{Env, EnvPolicy};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::process::{BadGlob, Environment, NEVER_INHERITED, NEVER_PASSED_ON, retain_allowed};
+use crate::process::{
+    EnvPolicyError, Environment, NEVER_INHERITED, NEVER_PASSED_ON, retain_allowed,
+};
 
 pub use captured::CapturedState;
 pub use script::capture_script;
@@ -70,7 +72,7 @@ pub enum SnapshotError {
     Unsupported(&'static str),
     /// A pattern of `envPolicy` does not parse.
     #[error(transparent)]
-    EnvPolicy(#[from] BadGlob),
+    EnvPolicy(#[from] EnvPolicyError),
     /// The memory file cannot be created.
     #[error("cannot store the shell's state: {0}")]
     Store(#[source] io::Error),

@@ -82,3 +82,45 @@ async fn dial_failure_and_broken_exchange_are_different_errors() {
     let error = target.send(Request::new(Empty::<Bytes>::new())).await.unwrap_err();
     assert!(matches!(error, ExchangeError::Dial(DialError::Tcp { .. })), "{error}");
 }
+
+#[tokio::test]
+async fn endless_interim_responses_and_headers_end_the_exchange() {
+    let interim = "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(400);
+    let long = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "x".repeat(50_000));
+    let empty = String::new();
+    let header = "x-a: b\r\n".repeat(1000);
+    let unfinished = "HTTP/1.1 200 OK\r\n".to_owned();
+    let cases = [(empty.clone(), interim), (empty, long), (unfinished, header)];
+    for (first, endless) in cases {
+        let (asking, mut server, _) = ask().await;
+        let is_interim = first.is_empty();
+        let writing = tokio::spawn(async move {
+            let _ = server.write_all(first.as_bytes()).await;
+            while server.write_all(endless.as_bytes()).await.is_ok() {}
+        });
+        let error = asking.await.unwrap().unwrap_err();
+        match is_interim {
+            true => assert!(matches!(error, ExchangeError::Head), "{error}"),
+            // The parser gives up before the limit.
+            false => assert!(matches!(error, ExchangeError::Http(_)), "{error}"),
+        }
+        writing.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn interim_responses_are_skipped_and_limit_no_body() {
+    let (asking, mut server, _) = ask().await;
+    let body = "b".repeat(3 << 20);
+    let interim = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(100);
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+    let sent = format!("{interim}{head}{body}");
+    let writing = tokio::spawn(async move {
+        server.write_all(sent.as_bytes()).await.unwrap();
+        server
+    });
+    let answer = asking.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), body);
+    writing.await.unwrap();
+}

@@ -189,6 +189,10 @@ async fn bad_requests_are_refused_before_anything_is_sent() {
         json!({"url": "http://"}),
         header("a b", "x"),
         header("a", "x\ny"),
+        header("a", &"x".repeat(1 << 20)),
+        json!({"headers": vec![json!({"name": "a", "value": "x"}); 1001]}),
+        json!({"url": format!("http://{}/", "\u{e4}.".repeat(1 << 15))}),
+        json!({"requestId": "r".repeat(4097), "streamResponse": true}),
         variable("NO_SUCH_VARIABLE_AT_ALL"),
     ] {
         let refused = client.call("http/request", with(get(nowhere, "/"), &bad)).await;
@@ -278,4 +282,57 @@ async fn a_silent_server_times_out_and_its_id_is_in_use_meanwhile() {
     let refused = client.response(first).await.unwrap_err();
     assert_eq!(refused.code, -32603);
     assert!(refused.message.contains("in time"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn requests_just_within_the_limits_are_sent() {
+    let (address, server) = (echo().await, server());
+    let mut client = Client::ready(&server).await;
+    let path = format!("/{}", "p".repeat((64 << 10) - format!("http://{address}/").len() - 100));
+    let header = |name: String, len: usize| json!({"name": name, "value": "x".repeat(len)});
+    let headers: Vec<_> = (0..1000).map(|n| header(format!("x-{n:03}"), 100)).collect();
+    for more in [
+        json!({"url": format!("http://{address}{path}")}),
+        json!({"headers": headers}),
+        json!({"headers": [header("a".into(), (1 << 20) - 1)]}),
+    ] {
+        let answer = client.call("http/request", with(get(address, "/"), &more)).await.unwrap();
+        assert_eq!(answer["status"], 200);
+    }
+    let streamed = json!({"requestId": "r".repeat(4096), "streamResponse": true});
+    client.call("http/request", with(get(address, "/"), &streamed)).await.unwrap();
+    while client.notification().await["params"]["done"] != true {}
+}
+
+/// The target sends interim responses for as long as it can; other clients, on the same thread, are
+/// served meanwhile, and the exchange ends.
+#[tokio::test]
+async fn a_target_that_never_comes_to_its_response_is_cut_off() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let target = std::thread::spawn({
+        let listener = listener.into_std().unwrap();
+        listener.set_nonblocking(false).unwrap();
+        move || {
+            use std::io::{Read, Write};
+            let interim = "HTTP/1.1 103 E\r\n\r\n".repeat(10_000);
+            for _ in 0..2 {
+                let (mut socket, _) = listener.accept().unwrap();
+                let _ = socket.read(&mut [0; 1024]).unwrap();
+                while socket.write_all(interim.as_bytes()).is_ok() {}
+            }
+        }
+    });
+    let server = server();
+    let mut client = Client::ready(&server).await;
+    let mut other = Client::ready(&server).await;
+    for stream in [false, true] {
+        let params = with(get(address, "/"), &json!({"streamResponse": stream}));
+        let request = client.send_request("http/request", params).await;
+        other.call("environment/status", json!({})).await.unwrap();
+        let refused = client.response(request).await.unwrap_err();
+        assert_eq!(refused.code, -32603);
+        assert!(refused.message.contains("interim responses"), "{refused:?}");
+    }
+    target.join().unwrap();
 }

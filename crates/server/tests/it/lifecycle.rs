@@ -181,6 +181,7 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
     let cases = [
         (-32602, ok().with("processId", Value::Null), "missing id"),
         (-32602, ok().with("processId", 5), "id of the wrong type"),
+        (-32602, ok().with("processId", "p".repeat(4097)), "id that is too long"),
         (-32602, ok().with("argv", json!([])), "empty argv"),
         (-32602, ok().with("argv", json!("sh")), "argv of the wrong type"),
         (-32602, ok().with("argv", json!([1])), "argument of the wrong type"),
@@ -194,6 +195,8 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
         (-32602, ok().with("env", json!({"A": 1})), "variable of the wrong type"),
         (-32602, ok().with("envPolicy", json!({"inherit": "some"})), "unknown policy"),
         (-32602, ok().with("envPolicy", json!({"exclude": ["["]})), "bad glob"),
+        (-32602, ok().with("envPolicy", json!({"exclude": vec!["*a*"; 16385]})), "many globs"),
+        (-32602, ok().with("envPolicy", json!({"set": {"A".repeat(65536): ""}})), "long names"),
         (-32602, ok().with("tty", "yes"), "tty of the wrong type"),
         (-32602, ok().with("size", json!({"rows": 70000, "cols": 1})), "size out of range"),
         (-32602, ok().with("managedNetwork", json!(1)), "a network of the wrong type"),
@@ -221,6 +224,8 @@ async fn bad_starts_are_refused_and_leave_their_id_free() {
     // Nothing ran, nothing was published, and the id is free.
     client.nothing_more().await;
     assert_eq!(client.run(ok()).await.text(), "ran\n");
+    let longest = ok().with("processId", "p".repeat(4096));
+    assert_eq!(client.run(longest).await.text(), "ran\n");
 }
 
 #[tokio::test]

@@ -345,3 +345,24 @@ fn ignore_rules_apply_below_and_the_innermost_decides() {
     let by_link = search(&f, |p| p.path = f.path("by-link"));
     assert_eq!(by_link.matches, 2, "rules above a link to the root are found too");
 }
+
+/// Which rules apply depends only on the rules that are open at that place.
+#[test]
+fn ignore_rules_beyond_the_memory_of_a_scan_are_errors() {
+    let mut config = FilesConfig::default();
+    // Room for two files with a rule of 8 bytes each, which costs 320.
+    config.max_ignore_memory = 640;
+    let f = Fixture::with(config);
+    for directory in ["a", "a/b", "a/b/c", "d", "d/e"] {
+        f.file(&format!("{directory}/.gitignore"), "# a comment\n\nignored_\n");
+        f.file(&format!("{directory}/ignored_"), "needle\n");
+        f.file(&format!("{directory}/seen"), "needle\n");
+    }
+    f.file("f/.gitignore", "*ignored\n");
+    f.file("f/ignored", "needle\n");
+    let answer = search(&f, |_| {});
+    let failed: Vec<_> = answer.errors.iter().map(|error| error.path.clone()).collect();
+    assert_eq!(failed, [f.path("a/b/c/.gitignore"), f.path("f/.gitignore")]);
+    let names: Vec<_> = found(&f, &answer).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["a/b/c/seen", "a/b/seen", "a/seen", "d/e/seen", "d/seen", "f/ignored"]);
+}
