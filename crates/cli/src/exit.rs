@@ -169,6 +169,11 @@ pub(crate) fn print_stderr(message: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "codex: {message}");
 }
 
+/// Prints text to stderr as it is; ignores a failure to do so.
+pub(crate) fn print_notice(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<io::Error>())

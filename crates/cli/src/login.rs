@@ -12,6 +12,8 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::remote_mode::{HttpClient, Secret};
 
+use crate::exit::print_notice;
+
 /// How long to wait for the browser's redirect.
 const BROWSER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
@@ -81,29 +83,39 @@ pub(crate) fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
             let issuer = login_issuer(&sources, args.issuer, args.client_id, &http).await?;
             if args.device_auth {
                 let login = DeviceLogin::start(issuer, &http).await?;
-                eprintln!("Open {}\nand enter {}", login.verification_url(), login.user_code());
+                print_notice(format_args!(
+                    "Open {}\nand enter {}",
+                    login.verification_url(),
+                    login.user_code()
+                ));
                 login.finish(&http).await
             } else {
                 let login = BrowserLogin::start(issuer, args.port).await?;
-                eprintln!("Open this URL in a browser on this machine:\n{}", login.url());
+                print_notice(format_args!(
+                    "Open this URL in a browser on this machine:\n{}",
+                    login.url()
+                ));
                 login.finish(BROWSER_TIMEOUT, &http).await
             }
         })?;
         login_with_tokens(&sources, &tokens)?
     };
-    eprintln!("Signed in; credentials stored in {}", file.path().display());
+    print_notice(format_args!("Signed in; credentials stored in {}", file.path().display()));
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn run_logout() -> anyhow::Result<ExitCode> {
     let sources = SignInSources::from_env();
-    eprintln!("{}", if logout(&sources)? { "Signed out" } else { "Not signed in" });
+    print_notice(format_args!(
+        "{}",
+        if logout(&sources)? { "Signed out" } else { "Not signed in" }
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
 fn status(sources: &SignInSources) -> anyhow::Result<ExitCode> {
     if sources.api_key.is_some() {
-        eprintln!("Signed in with the API key in CODEX_API_KEY");
+        print_notice(format_args!("Signed in with the API key in CODEX_API_KEY"));
         return Ok(ExitCode::SUCCESS);
     }
     let file = sources.auth_file().context("cannot find the home directory; set CODEX_HOME")?;
@@ -111,11 +123,11 @@ fn status(sources: &SignInSources) -> anyhow::Result<ExitCode> {
     if let Some(tokens) = content.tokens {
         let who = claims(&tokens.id_token.as_str().into()).and_then(|claims| claims.email);
         let who = who.map(|email| format!(" as {email}")).unwrap_or_default();
-        eprintln!("Signed in with ChatGPT{who}");
+        print_notice(format_args!("Signed in with ChatGPT{who}"));
     } else if content.api_key.is_some_and(|key| !key.is_empty()) {
-        eprintln!("Signed in with an API key");
+        print_notice(format_args!("Signed in with an API key"));
     } else {
-        eprintln!("Not signed in; run codex login or set CODEX_API_KEY");
+        print_notice(format_args!("Not signed in; run codex login or set CODEX_API_KEY"));
         return Ok(ExitCode::from(crate::exit::FAILURE));
     }
     Ok(ExitCode::SUCCESS)

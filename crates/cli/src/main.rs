@@ -100,8 +100,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // clap reports help and version as errors for stdout.
-            let _ = error.print();
-            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
+            let printed = error.print();
+            return match (error.use_stderr(), printed) {
+                (true, _) => exit::USAGE.into(),
+                (false, Ok(())) => ExitCode::SUCCESS,
+                (false, Err(error)) => exit::report(&error.into()),
+            };
         }
     };
     cli.logging.start();

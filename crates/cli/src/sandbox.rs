@@ -204,10 +204,10 @@ impl SandboxArgs {
             Prepared::Unrestricted => Ok(None),
             Prepared::Enforced(launch) => {
                 if launch.globs_truncated {
-                    eprintln!(
-                        "codex: warning: glob patterns apply only down to glob_scan_max_depth; raise \
-                         it if deeper files must match"
-                    );
+                    crate::exit::print_stderr(format_args!(
+                        "warning: glob patterns apply only down to glob_scan_max_depth; raise it if \
+                         deeper files must match"
+                    ));
                 }
                 Ok(Some(launch))
             }

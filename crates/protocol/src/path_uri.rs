@@ -26,6 +26,9 @@ use serde::ser::{Serialize, Serializer};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathUri(Arc<[u8]>);
 
+/// Maximum bytes of a path as text: far more than a kernel takes at once (4 KiB), each byte of it escaped.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
 /// Why a string or a native path is not a usable path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathUriError {
@@ -41,6 +44,9 @@ pub enum PathUriError {
     /// `?` and `#` have to be percent-encoded in a path.
     #[error("path `{0}` has a query or fragment; encode `?` as %3F and `#` as %23")]
     QueryOrFragment(String),
+    /// Longer than any path that a kernel takes.
+    #[error("a path has {0} bytes; at most {MAX_TEXT_BYTES} are allowed")]
+    TooLong(usize),
     /// A NUL byte, which no Unix path can hold.
     #[error("path `{0}` contains a NUL byte")]
     Nul(String),
@@ -110,6 +116,9 @@ impl FromStr for PathUri {
     type Err = PathUriError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(PathUriError::TooLong(text.len()));
+        }
         if text.starts_with('/') {
             return Self::from_native(text);
         }
@@ -265,6 +274,13 @@ mod tests {
         assert!(matches!("file:///a%00b".parse::<PathUri>(), Err(PathUriError::Nul(_))));
         assert!(matches!("/a\0b".parse::<PathUri>(), Err(PathUriError::Nul(_))));
         assert!(matches!("file:///a?b".parse::<PathUri>(), Err(PathUriError::QueryOrFragment(_))));
+    }
+
+    #[test]
+    fn long_texts_are_refused_before_they_are_decoded() {
+        let of = |len: usize| format!("/{}", "a/".repeat(len))[..len].parse::<PathUri>();
+        assert!(of(MAX_TEXT_BYTES).is_ok());
+        assert_eq!(of(MAX_TEXT_BYTES + 1), Err(PathUriError::TooLong(MAX_TEXT_BYTES + 1)));
     }
 
     #[test]

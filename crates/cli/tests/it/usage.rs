@@ -159,3 +159,22 @@ fn the_name_codex_exec_server_implies_the_subcommand() {
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.ended().code(), Some(0));
 }
+
+#[test]
+fn output_that_cannot_be_written_is_no_panic_and_no_success() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let home = tempfile::tempdir().unwrap();
+    for (arguments, code) in
+        [(&["login", "status"][..], 1), (&["logout"], 0), (&["ls", "--nope"], 2)]
+    {
+        let mut command = codex();
+        command.args(arguments).env("CODEX_HOME", home.path()).env_remove("CODEX_API_KEY");
+        let status = command.stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+    for arguments in [&["--help"][..], &["--version"], &["ls", "--help"]] {
+        let output = codex().args(arguments).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+}

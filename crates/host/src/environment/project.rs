@@ -61,7 +61,8 @@ impl Projects {
             self.level(root).or_else(|| repository.and_then(|repository| self.level(&repository)));
         let mut directories: Vec<PathBuf> = cwd
             .ancestors()
-            .take_while(|directory| directory.starts_with(root))
+            // Both are ancestors of `cwd`.
+            .take_while(|directory| directory.as_os_str().len() >= root.as_os_str().len())
             .filter(|directory| self.level(directory).or(fallback).unwrap_or(false))
             .map(Path::to_owned)
             .collect();

@@ -149,5 +149,7 @@ impl Watched {
 
 /// The nearest existing directory above.
 fn nearest(path: &Path) -> Option<PathBuf> {
-    path.ancestors().skip(1).find(|above| above.is_dir()).map(Path::to_owned)
+    // No longer path can be looked up.
+    let short = |path: &&Path| path.as_os_str().len() < libc::PATH_MAX as usize;
+    path.ancestors().skip(1).filter(short).find(|above| above.is_dir()).map(Path::to_owned)
 }
