@@ -320,9 +320,10 @@ mod tests {
             let read = read_bearer(&mut input.as_bytes()).unwrap();
             assert_eq!(read.0.expose(), token);
         }
-        for bad in ["", "\n", "tok", " tok \n", "a b\n", "t\u{e9}\n", &format!("x{longest}\n")] {
+        for bad in ["", "\n", "k3y", " k3y \n", "k3y b\n", "k3y\u{e9}\n", &format!("x{longest}\n")]
+        {
             let error = read_bearer(&mut bad.as_bytes()).unwrap_err().to_string();
-            assert!(!error.contains("tok"), "{error}");
+            assert!(!error.contains("k3y") && !error.contains("xxx"), "{error}");
         }
     }
 }
