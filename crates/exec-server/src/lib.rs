@@ -103,9 +103,9 @@ pub use codex_exec_server_protocol::process::{
     Env, EnvInherit, EnvPolicy, ExecClosedNotification, ExecExitedNotification,
     ExecOutputDeltaNotification, ExecParams, ExecResponse, ListParams, ListResponse, OnFull,
     Opaque, OutputStream, ProcessId, ProcessInfo, ProcessOutputChunk, ProcessSignal, ReadParams,
-    ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType, SignalParams,
-    SignalResponse, TerminalSize, TerminateParams, TerminateResponse, WriteParams, WriteResponse,
-    WriteStatus,
+    ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType,
+    ShellSnapshotParams, SignalParams, SignalResponse, SnapshotShell, TerminalSize,
+    TerminateParams, TerminateResponse, WriteParams, WriteResponse, WriteStatus,
 };
 pub use codex_exec_server_protocol::session::{
     InitializeParams, InitializeResponse, InitializedParams,

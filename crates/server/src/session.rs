@@ -35,6 +35,9 @@ use crate::sink::NotificationSink;
 /// How often shutdown polls whether a process has exited after SIGTERM.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How often it polls whether a process that has exited is closed, too: for 2 s.
+const POLLS_AFTER_EXIT: u32 = 200;
+
 /// All sessions of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Sessions {
@@ -207,7 +210,7 @@ impl Sessions {
             let mut polls_after_exit = 0;
             while let Ok(info) = process.info().await
                 && !info.closed
-                && polls_after_exit < 20
+                && polls_after_exit < POLLS_AFTER_EXIT
             {
                 polls_after_exit += u32::from(info.exited);
                 sleep(EXIT_POLL_INTERVAL).await;

@@ -58,7 +58,7 @@ async fn failures_of_processes_have_kinds() {
         (plain(&["a\0b"]), InvalidParams),
         (plain(&["true"]).with("envPolicy", json!({"inherit": "everything"})), InvalidParams),
         (plain(&["true"]).with("retain", json!({"bytes": 1_u64 << 60})), LimitReached),
-        (plain(&["true"]).with("shellSnapshot", json!({})), Unsupported),
+        (plain(&["true"]).with("shellSnapshot", json!({})), InvalidParams),
         (plain(&["true"]).with("sandbox", read_only()), SandboxUnavailable),
     ];
     for (start, kind) in cases {
