@@ -181,7 +181,7 @@ fn files() {
         assert_eq!(output(place.codex("cat").arg(at("up/deep/leaf"))).success(), "leaf\n");
         assert_eq!(output(place.codex("ls").arg(at("up"))).success(), "deep\n");
         output(place.codex("rm").arg(at("up"))).assert_failed(1, "-r");
-        output(place.codex("rm").args(["-r", &at("up")])).success();
+        output(place.codex("rm").args(["-rf", &at("up")])).success();
         assert!(!Path::new(&at("up")).exists());
         output(place.codex("cat").arg(at("up"))).assert_failed(1, "up");
     });
