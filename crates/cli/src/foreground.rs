@@ -44,8 +44,8 @@ pub(crate) struct Foreground<'a> {
     /// The process was running before: output that the server had already dropped is reported, but is no
     /// failure.
     pub attached: bool,
-    /// When the local terminal closes, or this program is told to end, the process keeps running, as after a
-    /// dropped connection.
+    /// The process keeps running when the local terminal closes or this program gets SIGHUP or SIGTERM, as
+    /// after a dropped connection.
     pub keep_on_hangup: bool,
     pub signals: &'a Signals,
 }

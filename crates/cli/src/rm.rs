@@ -100,21 +100,24 @@ impl RmArgs {
     ) -> anyhow::Result<()> {
         let files = client.files();
         let preserve = !self.no_preserve.contains(written);
-        let directory = is_directory(&files, &path).await;
-        if directory && preserve && !client.capabilities().fs_remove_preserve {
-            check_known(client, &files, &path).await?;
+        let server_checks = client.capabilities().fs_remove_preserve;
+        let (checks, asks) = (preserve && !server_checks, self.recursive && !self.force);
+        if (checks || asks) && is_directory(&files, &path).await {
+            if checks {
+                check_known(client, &files, &path).await?;
+            }
+            if asks {
+                confirm(&files, &path).await?;
+            }
         }
-        if directory && self.recursive && !self.force {
-            confirm(&files, &path).await?;
-        }
-        let mut params = FsRemoveParams::new(path);
+        let mut params = FsRemoveParams::new(path.clone());
         params.recursive = self.recursive;
         params.force = self.force;
-        params.preserve = preserve && client.capabilities().fs_remove_preserve;
+        params.preserve = preserve && server_checks;
         let Err(error) = files.remove(params).await else { return Ok(()) };
         Err(match error.kind() {
             ErrorKind::Preserved => preserved(error),
-            _ if directory && !self.recursive => {
+            _ if !self.recursive && is_directory(&files, &path).await => {
                 anyhow::anyhow!("it is a directory; add -r to remove it and its contents")
             }
             _ => error.into(),
@@ -135,7 +138,7 @@ fn preserved(error: impl Into<anyhow::Error>) -> anyhow::Error {
 }
 
 /// For a server without `preserve`: refuses what contains the home or the working directory that the server
-/// has told of.
+/// reported.
 async fn check_known(
     client: &ExecServerClient,
     files: &Files,

@@ -275,6 +275,17 @@ async fn a_denied_command_runs_again_after_approval() {
     assert_eq!(failed.status.code, 3);
 }
 
+/// Awaits the exit of a process that its policy did not let start.
+async fn assert_denied(client: &mut Client) {
+    let exited = loop {
+        let notice = client.notification().await;
+        if notice["method"] == "process/exited" {
+            break notice["params"].clone();
+        }
+    };
+    assert_eq!((&exited["exitCode"], &exited["sandboxDenied"]), (&json!(101), &json!(true)));
+}
+
 /// Clients ask for approval after a denied process, not after an error response.
 #[tokio::test]
 async fn hidden_working_directory_denies_the_process() {
@@ -295,13 +306,7 @@ async fn hidden_working_directory_denies_the_process() {
         params["sandbox"] = policy(entries, &open);
         let answer = client.call("process/start", params).await;
         assert_eq!(answer["result"]["sandboxType"], "linuxSeccomp", "{answer}");
-        let exited = loop {
-            let notice = client.notification().await;
-            if notice["method"] == "process/exited" {
-                break notice["params"].clone();
-            }
-        };
-        assert_eq!((&exited["exitCode"], &exited["sandboxDenied"]), (&json!(101), &json!(true)));
+        assert_denied(&mut client).await;
         let wait = json!({"processId": id, "waitMs": 10_000});
         let read = client.call("process/read", wait).await["result"].clone();
         let text = read["chunks"].to_string();
@@ -356,13 +361,7 @@ async fn hidden_program_denies_the_process() {
             continue;
         }
         assert_eq!(answer["result"]["sandboxType"], "linuxSeccomp", "{argv}: {answer}");
-        let exited = loop {
-            let notice = client.notification().await;
-            if notice["method"] == "process/exited" {
-                break notice["params"].clone();
-            }
-        };
-        assert_eq!((&exited["exitCode"], &exited["sandboxDenied"]), (&json!(101), &json!(true)));
+        assert_denied(&mut client).await;
     }
 }
 

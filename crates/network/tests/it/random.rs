@@ -161,12 +161,15 @@ async fn send(proxy: &Proxy, request: &Request) -> Option<bool> {
     }
 }
 
+/// The seed of a random test: `$SEED` to repeat a failure, else a new one.
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("SEED").ok();
+    given.and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..))
+}
+
 #[tokio::test]
 async fn the_proxy_decides_as_the_model_does() {
-    let seed = std::env::var("SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
+    let seed = seed();
     let mut dice = Dice(fastrand::Rng::with_seed(seed));
     let world = World::new().await;
     for _ in 0..60 {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::decisions::rules as model_rules;
 use crate::model::matches;
 use crate::packets::{Client, packet, panicked, query, watch_panics};
-use crate::random::{Dice, teach};
+use crate::random::{Dice, seed, teach};
 use crate::world::{Notebook, World, allow, rules};
 
 /// A server that hands its connections to the test.
@@ -387,10 +387,7 @@ async fn connections_beyond_the_limit_wait() {
 /// Random rules, names and addresses: the audit and the handshake are what the model says.
 #[tokio::test]
 async fn the_stack_decides_as_the_model_does() {
-    let seed = std::env::var("SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
+    let seed = seed();
     let mut dice = Dice(fastrand::Rng::with_seed(seed));
     let world = World::new().await;
     for _ in 0..30 {
@@ -462,10 +459,7 @@ async fn the_stack_decides_as_the_model_does() {
 /// Packets of every kind and damage, also such as belong to an open connection: the stack goes on.
 #[tokio::test]
 async fn hostile_packets_harm_nothing_but_their_own_connection() {
-    let seed = std::env::var("SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
+    let seed = seed();
     let mut dice = fastrand::Rng::with_seed(seed);
     watch_panics();
     let world = World::new().await;
@@ -515,10 +509,7 @@ async fn hostile_packets_harm_nothing_but_their_own_connection() {
 /// Random segments with the right numbers for a live connection, damaged in flags, window and length.
 #[tokio::test]
 async fn hostile_segments_of_a_live_connection_do_not_stop_the_stack() {
-    let seed = std::env::var("SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
+    let seed = seed();
     let mut dice = fastrand::Rng::with_seed(seed);
     watch_panics();
     let world = World::new().await;
