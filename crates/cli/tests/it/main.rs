@@ -41,4 +41,5 @@ mod skipped;
 mod stdio;
 mod support;
 mod terminal;
+mod tls;
 mod usage;
