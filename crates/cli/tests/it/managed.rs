@@ -122,14 +122,23 @@ async fn proxies_of_the_client_are_bridged_and_nothing_else_is() {
     params["env"]["http_proxy"] = format!("http://127.0.0.1:{}", proxy.port).into();
     params["sandbox"] = managed("enabled", &readable());
     params["enforceManagedNetwork"] = json!(true);
-    params["managedNetwork"] = json!({"loopbackPorts": [other.port]});
+    // The list opens nothing by itself.
+    params["managedNetwork"] = json!({"loopbackPorts": [other.port, proxy.port]});
     let (_, output) = run(&mut client, params.clone()).await;
     assert_eq!(output, "200 000 ");
     assert_eq!(proxy.requests(), [format!("GET http://127.0.0.1:{}/ HTTP/1.1", other.port)]);
     assert_eq!(other.requests(), Vec::<String>::new());
+    // A proxy that the list lacks is not bridged.
+    params["processId"] = json!("q");
+    params["managedNetwork"] = json!({"loopbackPorts": [other.port]});
+    let refused = client.call("process/start", params.clone()).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    params["managedNetwork"] = json!({"loopbackPorts": [], "allowLocalBinding": true});
+    assert_eq!(run(&mut client, params.clone()).await.1, "200 000 ");
+    assert_eq!((proxy.requests().len(), other.requests().len()), (2, 0));
     // Nothing to enforce with.
     for url in ["", "http://192.0.2.1:1", "socks5://[::1]:1"] {
-        params["processId"] = json!("q");
+        params["processId"] = json!("r");
         params["env"]["http_proxy"] = url.into();
         let refused = client.call("process/start", params.clone()).await;
         assert_eq!(refused["error"]["code"], -32602, "{refused}");
