@@ -171,6 +171,11 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
 /// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
 const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";
 
+/// The release of the other implementation that this server stands in for, and the version of this program
+/// as build metadata. Clients use some features only from a release on (`capabilities/discoverV2` from
+/// 0.164), whatever the capabilities say. The interop suite compares it with the newest release.
+const EXECUTOR_VERSION: &str = concat!("0.169.0+codex-exec-server.", env!("CARGO_PKG_VERSION"));
+
 fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
     let shell = machine::shell();
     // Beside permission to write everywhere, only mounts can deny something.
@@ -180,7 +185,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             name: machine::shell_name(&shell),
             path: shell.to_string_lossy().into_owned(),
         },
-        executor_version: env!("CARGO_PKG_VERSION").to_owned(),
+        executor_version: EXECUTOR_VERSION.to_owned(),
         provider_id: Some(PROVIDER_ID.to_owned()),
         cwd: None,
         user_home_dir: machine::home().as_deref().and_then(uri),
