@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +21,8 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Another name than those of its certificates, which would look signed by themselves.
+        params.distinguished_name.push(DnType::CommonName, "authority of a test");
         let key = KeyPair::generate().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
