@@ -381,8 +381,9 @@ impl Opening {
         pool::blocking(move || {
             let directory = places.codex_home()?.join("proxy");
             let authority = CertificateAuthority::new()?;
-            let extra = std::env::var_os("SSL_CERT_FILE");
-            let roots = Roots::load(extra.as_deref().map(Path::new));
+            let extra = ["SSL_CERT_FILE", "CODEX_CA_CERTIFICATE"].map(std::env::var_os);
+            let extra: Vec<_> = extra.into_iter().flatten().map(PathBuf::from).collect();
+            let roots = Roots::load(&extra);
             let upstream_tls = roots.client_config().map_err(AuthorityError::from)?;
             let files = CaFiles::write(&directory, authority.pem(), &roots.pem());
             Ok(Self {

@@ -286,28 +286,49 @@ async fn masked_secrets_arrive_over_tls_at_their_own_host_by_every_way() {
     }
 }
 
-/// An origin whose certificate the server does not trust gets neither the secret nor the stand-in.
+/// A server trusts the system's authorities and those of two variables. An origin of another one gets neither the
+/// secret nor the stand-in. Programs are told to trust the same ones.
 #[tokio::test]
-async fn masked_secrets_are_not_sent_to_an_untrusted_origin() {
-    let (trusted, untrusted) = (Authority::new(), Authority::new());
+async fn masked_secrets_are_sent_only_to_origins_that_the_server_trusts() {
+    let authorities = [Authority::new(), Authority::new(), Authority::new()];
     let target = Target::start();
-    let port = untrusted.front("localhost", target.address()).await;
-    let home = tempfile::tempdir_in("/var/tmp").unwrap();
-    let mut command = codex();
-    command.arg("exec-server").env("CODEX_HOME", home.path()).env("SSL_CERT_FILE", trusted.file());
-    let server = Running::start_with(&mut command);
-    let mut client = server.client().await;
-    let script = format!(
-        "curl -s -k -o /dev/null -w '%{{http_code}}' -H \"Authorization: Bearer $MINE\" https://localhost:{port}/"
-    );
-    let mut params = start("p", &script);
-    params["env"]["MINE"] = "m-12345678".into();
-    params["networkProxy"] = network(&json!({"localhost": "allow"}));
-    params["networkProxy"]["proxy"]["credentialMasking"] = json!(true);
-    params["networkProxy"]["proxy"]["credentialProviders"] = json!({"mine": {"env": ["MINE"],
-        "patterns": ["m-[0-9]{8}"], "url_prefixes": [format!("https://localhost:{port}/")]}});
-    assert_eq!(run(&mut client, params).await.1, "502");
-    assert_eq!(target.authorizations(), []);
+    let mut certificates = Vec::new();
+    for named in [true, false] {
+        let home = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut command = codex();
+        command.arg("exec-server").env("CODEX_HOME", home.path());
+        for (name, authority) in ["SSL_CERT_FILE", "CODEX_CA_CERTIFICATE"].iter().zip(&authorities)
+        {
+            match named {
+                true => command.env(name, authority.file()),
+                false => command.env_remove(name),
+            };
+        }
+        let server = Running::start_with(&mut command);
+        let mut client = server.client().await;
+        for (index, authority) in authorities.iter().enumerate() {
+            let port = authority.front("localhost", target.address()).await;
+            let script = format!(
+                "curl -s -k -o /dev/null -w '%{{http_code}} ' -H \"Authorization: Bearer $MINE\" \
+                 https://localhost:{port}/; grep -c BEGIN $SSL_CERT_FILE"
+            );
+            let mut params = start(&format!("p{index}"), &script);
+            params["env"]["MINE"] = "m-12345678".into();
+            params["networkProxy"] = network(&json!({"localhost": "allow"}));
+            params["networkProxy"]["proxy"]["credentialMasking"] = json!(true);
+            params["networkProxy"]["proxy"]["credentialProviders"] = json!({"mine": {"env": ["MINE"],
+                "patterns": ["m-[0-9]{8}"], "url_prefixes": [format!("https://localhost:{port}/")]}});
+            let output = run(&mut client, params).await.1;
+            let trusted = named && index < 2;
+            let (status, count) = output.trim_end().split_once(' ').unwrap();
+            assert_eq!(status, if trusted { "200" } else { "502" }, "{named} {index}: {output}");
+            let real = ("/".to_owned(), "Bearer m-12345678".to_owned());
+            let expected = if trusted { vec![real] } else { vec![] };
+            assert_eq!(target.authorizations(), expected, "{named} {index}");
+            certificates.push(count.parse::<usize>().unwrap());
+        }
+    }
+    assert_eq!(certificates[0], certificates[3] + 2, "none of the system's is left out");
 }
 
 #[tokio::test]
