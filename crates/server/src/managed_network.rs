@@ -106,8 +106,10 @@ impl ManagedNetworks {
         // Without a sandbox there is nothing to enforce.
         let enforced = params.enforce_managed_network && params.sandbox.is_some();
         match &params.network_proxy {
+            // Boxed, as most processes have no proxy: every start has room for what it may await.
             Some(launch) => {
-                self.start_proxy(launch, &params.argv, environment, controller, enforced).await
+                let argv = &params.argv;
+                Box::pin(self.start_proxy(launch, argv, environment, controller, enforced)).await
             }
             None if enforced => bridges(environment, params.managed_network.as_ref()),
             None => Ok(ProcessNetwork::default()),
