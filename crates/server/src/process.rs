@@ -255,7 +255,15 @@ async fn launch(
         confiner: server.confiner().clone(),
         group: session.group(),
     };
+    let mut params = params;
+    let policy = server.config().policy.as_ref();
+    if let Some(policy) = policy {
+        policy.hold_process(&mut params).map_err(StartFailure::Refused)?;
+    }
     let (mut params, mut environment) = environment_of(params).await?;
+    if let Some(policy) = policy {
+        policy.hold_environment(&mut environment);
+    }
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::entry::{Gate, Pass};
 use crate::lanes::Lanes;
 use crate::managed_network::ManagedNetworks;
 use crate::sandbox::Confiner;
@@ -50,6 +51,7 @@ struct Shared {
     shutdown: CancellationToken,
     connections: TaskTracker,
     lanes: Lanes,
+    gate: Gate,
     message_budget: Budget,
     response_budget: Budget,
 }
@@ -59,11 +61,17 @@ impl Server {
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
         let confiner = Confiner::new(&config, &host)?;
+        if config.policy.is_some() && confiner.assurance() < Some(config.sandbox_assurance) {
+            let reason = "the operator's policy needs a sandbox, and this machine offers less than \
+                          --sandbox-assurance; see codex doctor";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
         let lanes = Lanes::start(config.lanes)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
+            gate: Gate::new(config.entry),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
             confiner,
@@ -77,17 +85,22 @@ impl Server {
 
     /// Serves a connection in a new task.
     pub fn serve(&self, connection: Connection) {
-        self.serve_as(Principal::Embedder, connection);
+        self.serve_as(Principal::Embedder, None, connection);
     }
 
     /// Like [`serve`](Self::serve), for a peer that the listener has authenticated.
-    pub(crate) fn serve_as(&self, principal: Principal, connection: Connection) {
-        self.0.connections.spawn(connection::serve(self.clone(), principal, connection));
+    pub(crate) fn serve_as(
+        &self,
+        principal: Principal,
+        pass: Option<Arc<Pass>>,
+        connection: Connection,
+    ) {
+        self.0.connections.spawn(connection::serve(self.clone(), principal, pass, connection));
     }
 
     /// Serves a connection until it closes.
     pub async fn serve_until_closed(&self, connection: Connection) {
-        let serving = connection::serve(self.clone(), Principal::Embedder, connection);
+        let serving = connection::serve(self.clone(), Principal::Embedder, None, connection);
         self.0.connections.track_future(serving).await;
     }
 
@@ -145,6 +158,11 @@ impl Server {
 
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.0.lanes
+    }
+
+    /// The limits on connections of the listeners.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.0.gate
     }
 
     /// Memory for large responses, shared by all connections.
