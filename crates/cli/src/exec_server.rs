@@ -15,6 +15,7 @@ use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
+use crate::limits::ServerLimits;
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
@@ -69,6 +70,9 @@ pub(crate) struct ExecServerArgs {
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_or_off,
           action = clap::ArgAction::Set)]
     sandbox_plan_cache: bool,
+
+    #[command(flatten)]
+    limits: ServerLimits,
 
     #[command(flatten)]
     auth: AuthArgs,
@@ -139,6 +143,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     args.config.note_ignored();
     let mut config = ServerConfig::default();
     config.own_files = own_files;
+    config.limits = args.limits.config()?;
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
     config.sandbox_shares_pids = args.config.shares_pids();

@@ -17,6 +17,7 @@ mod hosts;
 mod info;
 mod input;
 mod kill;
+mod limits;
 mod logging;
 mod login;
 mod logs;

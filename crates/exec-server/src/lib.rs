@@ -45,9 +45,9 @@
 pub use codex_exec_serving::{
     Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
     EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
-    KeepAlive, Lifeline, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles,
-    ProcessConfig, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
-    main_if_reentered, run, run_main, shutdown_signal,
+    KeepAlive, Lifeline, LimitConfig, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig,
+    OwnFiles, ProcessConfig, Quota, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth,
+    WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.
@@ -106,6 +106,10 @@ pub use codex_exec_server_protocol::process::{
     ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType,
     ShellSnapshotParams, SignalParams, SignalResponse, SnapshotShell, TerminalSize,
     TerminateParams, TerminateResponse, WriteParams, WriteResponse, WriteStatus,
+};
+pub use codex_exec_server_protocol::resources::{
+    AppliedLimit, AppliedLimits, EndedBy, LimitMechanism, PerResource, Resource, ResourceLimits,
+    Usage,
 };
 pub use codex_exec_server_protocol::session::{
     InitializeParams, InitializeResponse, InitializedParams,

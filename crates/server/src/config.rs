@@ -11,6 +11,8 @@ use codex_exec_host::sandbox::OwnFiles;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::{Assurance, DecodeLimits};
 
+use crate::limits::LimitConfig;
+
 /// Limits and timeouts of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -21,6 +23,8 @@ pub struct ServerConfig {
     pub decode: DecodeLimits,
     /// Limits of each process.
     pub process: ProcessConfig,
+    /// What processes may use.
+    pub limits: LimitConfig,
     /// Limits of filesystem requests.
     pub files: Arc<FilesConfig>,
     /// Where `environmentConfig/read` and `capabilities/discoverV2` look.
@@ -106,6 +110,7 @@ impl Default for ServerConfig {
             connection: ConnectionConfig::default(),
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
+            limits: LimitConfig::default(),
             files: Arc::default(),
             environment: EnvironmentPlaces::default(),
             sandbox_executable: None,

@@ -19,6 +19,7 @@ mod files;
 mod forward;
 mod http;
 mod lanes;
+mod limits;
 mod listen_url;
 mod listener;
 mod managed_network;
@@ -40,6 +41,7 @@ pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::{ServerConfig, ShellSnapshotConfig};
 #[cfg(feature = "remote")]
 pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
+pub use limits::{LimitConfig, Quota};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
 #[cfg(feature = "remote")]

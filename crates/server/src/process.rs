@@ -11,7 +11,7 @@ use codex_exec_host::files::Reservation;
 use codex_exec_host::pool::{self, WorkError};
 use codex_exec_host::process::{
     Command, Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, ProcessHost,
-    StartError, Started, WhileRunning, environment, environment_is_costly,
+    StartError, Started, UntilGone, WhileRunning, environment, environment_is_costly,
 };
 use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
 use codex_exec_host::shell_snapshot::Replay;
@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::connection::{Attached, Request};
+use crate::limits;
 use crate::managed_network::{Controller, Inside};
 use crate::response_memory::{ResponseMemory, is_small};
 use crate::sandbox::Confiner;
@@ -67,7 +68,7 @@ impl StartFailure {
             StartError::Sandbox(failure) if failure.is_target() => {
                 RpcError::internal(kind, format!("cannot start `{program}`: {failure}"))
             }
-            StartError::Launch(_) | StartError::Sandbox(_) => {
+            StartError::Launch(_) | StartError::Limit(_) | StartError::Sandbox(_) => {
                 RpcError::invalid_params(kind, error.to_string())
             }
             StartError::Spawn(_) | StartError::Setup { .. } => {
@@ -121,7 +122,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance, network: descriptors })) => {
+            Ok(Ok(Started { assurance, network: descriptors, limits })) => {
                 let Managed { inside, mut info } = std::mem::take(&mut *network.lock());
                 if let (Some(descriptors), Some(inside)) = (descriptors, inside) {
                     let routes = inside.serve(descriptors);
@@ -136,6 +137,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
                     network: info,
+                    limits,
                 };
                 // Events follow the response.
                 if request.respond(Ok(response)).await {
@@ -244,13 +246,18 @@ async fn hidden_program(
 async fn launch(
     server: Server,
     session: Arc<Session>,
-    params: ExecParams,
+    mut params: ExecParams,
     attempt: Attempt,
     managed: Arc<Mutex<Managed>>,
 ) -> Result<Launch, StartFailure> {
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
+    let config = &server.config().limits;
+    let limits = config.resolve(params.limits.take()).map_err(StartFailure::Refused)?;
+    let admission = limits::admit(session.ledger(), server.ledger(), limits.as_ref());
+    let admission = admission.map_err(StartFailure::Refused)?;
+    params.limits = limits;
     let starter = Starter {
         host: server.host().clone(),
         confiner: server.confiner().clone(),
@@ -261,8 +268,8 @@ async fn launch(
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
     let network = network.map_err(StartFailure::Refused)?;
-    let (snapshots, limits) = (session.shell_snapshots(), server.config().shell_snapshots);
-    let replay = snapshots.replay(&starter, limits, &params, &environment).await?;
+    let (snapshots, config) = (session.shell_snapshots(), server.config().shell_snapshots);
+    let replay = snapshots.replay(&starter, config, &params, &environment).await?;
     if let Some(context) = &mut params.sandbox {
         network.make_readable(context);
     }
@@ -277,6 +284,7 @@ async fn launch(
     };
     *managed.lock() = Managed { inside: network.inside, info: network.info };
     launch.while_running = Some(WhileRunning::new(network.held));
+    launch.until_gone = admission.map(UntilGone::new);
     Ok(launch)
 }
 

@@ -15,6 +15,7 @@ use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
 use crate::lanes::Lanes;
+use crate::limits::{Ledger, Whose};
 use crate::managed_network::ManagedNetworks;
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
@@ -52,6 +53,7 @@ struct Shared {
     lanes: Lanes,
     message_budget: Budget,
     response_budget: Budget,
+    ledger: Ledger,
 }
 
 impl Server {
@@ -61,7 +63,8 @@ impl Server {
         let confiner = Confiner::new(&config, &host)?;
         let lanes = Lanes::start(config.lanes)?;
         Ok(Self(Arc::new(Shared {
-            sessions: Sessions::new(host.clone()),
+            sessions: Sessions::new(host.clone(), config.limits.session),
+            ledger: Ledger::new(Whose::Server, config.limits.server),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
             message_budget: Budget::new(config.message_memory),
@@ -147,6 +150,11 @@ impl Server {
         &self.0.lanes
     }
 
+    /// What all processes use of the server's budget.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
@@ -216,6 +224,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             process_close_stdin: true,
             process_retain: true,
             process_retain_until_read: true,
+            process_limits: true,
             session_detach_ttl: true,
             fs_search: true,
             fs_glob: true,

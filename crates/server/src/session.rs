@@ -19,7 +19,7 @@ use std::time::Duration;
 use codex_exec_host::files::{FilesConfig, PersistentHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
-use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
+use codex_exec_server_protocol::process::ProcessId;
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
+use crate::limits::{Ledger, Quota, Whose};
 use crate::managed_network::RulesHandle;
 use crate::shell_snapshots::ShellSnapshots;
 use crate::sink::NotificationSink;
@@ -42,6 +43,8 @@ const POLLS_AFTER_EXIT: u32 = 200;
 #[derive(Debug, Clone)]
 pub(crate) struct Sessions {
     host: ProcessHost,
+    /// What the processes of one session may use.
+    quota: Quota,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
     /// Sessions whose processes are being killed.
@@ -59,6 +62,7 @@ pub(crate) struct Session {
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
     shell_snapshots: Arc<ShellSnapshots>,
+    ledger: Ledger,
 }
 
 #[derive(Debug)]
@@ -113,8 +117,9 @@ pub(crate) enum InsertError {
 }
 
 impl Sessions {
-    pub(crate) fn new(host: ProcessHost) -> Self {
-        Self { host, by_id: Arc::default(), last_group: Arc::default(), ending: TaskTracker::new() }
+    pub(crate) fn new(host: ProcessHost, quota: Quota) -> Self {
+        let (by_id, last_group) = (Arc::default(), Arc::default());
+        Self { host, quota, by_id, last_group, ending: TaskTracker::new() }
     }
 
     /// Creates a session, attached to `holder`.
@@ -138,6 +143,7 @@ impl Sessions {
             network_rules: Mutex::default(),
             persistent_handles: OnceLock::new(),
             shell_snapshots: Arc::default(),
+            ledger: Ledger::new(Whose::Session, self.quota),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
@@ -203,7 +209,7 @@ impl Sessions {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
         for process in &all {
-            drop(process.signal(ProcessSignal::Terminate));
+            process.stop();
         }
         for process in all {
             // The close follows the last output, unless a descendant holds the streams open.
@@ -257,6 +263,11 @@ impl Session {
 
     pub(crate) fn group(&self) -> Group {
         self.group
+    }
+
+    /// What its processes use of its budget.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// The states of its login shells.

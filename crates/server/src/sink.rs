@@ -39,7 +39,8 @@ impl EventSink for NotificationSink {
             return Poll::Ready(Ok(()));
         }
         if self.reservation.is_none() {
-            let len = 128 + event.process_id.0.len() + event.len().div_ceil(3) * 4;
+            let head = if event.is_empty() { 256 } else { 128 };
+            let len = head + event.process_id.0.len() + event.len().div_ceil(3) * 4;
             self.slot = self.outbound.try_reserve(len);
             if self.slot.is_some() {
                 return Poll::Ready(Ok(()));
@@ -80,12 +81,14 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
                 chunk: Base64Bytes(bytes),
             })
         }
-        EventKind::Exited { code, sandbox_denied } => {
+        EventKind::Exited { code, sandbox_denied, ended_by, usage } => {
             encode::notification::<notification::ProcessExited>(&ExecExitedNotification {
                 process_id,
                 seq,
                 exit_code: code,
                 sandbox_denied,
+                ended_by,
+                usage,
             })
         }
         EventKind::Closed => {

@@ -13,6 +13,7 @@ mod denials;
 mod direct;
 mod errors;
 mod files;
+mod limits;
 mod logging;
 mod managed;
 mod memory;

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
+use codex_exec_server_protocol::resources::AppliedLimits;
 use codex_exec_server_protocol::{Assurance, ErrorKind};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
@@ -14,6 +15,7 @@ use crate::pool;
 use crate::sandbox::{Failure, NetworkDescriptors, Stage};
 
 use super::actor::{Actor, Parts};
+use super::cgroup::ProgramGroups;
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
 use super::confinement::Confined;
@@ -21,6 +23,7 @@ use super::handle::{Command, ProcessHandle, Reply};
 use super::helper::HelperProcesses;
 use super::launch::{Launch, LaunchError, LaunchTarget};
 use super::leftovers::{Group, Leftovers};
+use super::limits::{LimitError, Prepared};
 use super::output::Output;
 use super::pty;
 use super::readiness::register;
@@ -40,6 +43,7 @@ pub struct ProcessHost {
     spares: Spares,
     helpers: HelperProcesses,
     peers: Peers,
+    program_groups: ProgramGroups,
 }
 
 /// A started process.
@@ -50,6 +54,8 @@ pub struct Started {
     /// What to serve in its managed network; `None` without one. The program runs already: what it has
     /// connected to waits to be served.
     pub network: Option<NetworkDescriptors>,
+    /// The limits in force; `None` if there are none.
+    pub limits: Option<Box<AppliedLimits>>,
 }
 
 /// Why a process did not start.
@@ -69,6 +75,9 @@ pub enum StartError {
     /// The request exceeds a limit.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A limit cannot be enforced.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// The sandbox could not be built, or could not execute the program; nothing ran.
     #[error("{0}")]
     Sandbox(Failure),
@@ -82,6 +91,8 @@ impl StartError {
             Self::Setup { source, .. } => ErrorKind::of_system(source),
             Self::Launch(LaunchError::Retain { .. }) => ErrorKind::LimitReached,
             Self::Launch(_) => ErrorKind::InvalidParams,
+            Self::Limit(LimitError::TooSmall { .. }) => ErrorKind::InvalidParams,
+            Self::Limit(LimitError::Unsupported { .. }) => ErrorKind::Unsupported,
             Self::Sandbox(failure) => match failure.stage {
                 Stage::Execute => ErrorKind::of_exec(&failure.io_error()),
                 Stage::WorkingDirectory => ErrorKind::of_chdir(&failure.io_error()),
@@ -95,11 +106,13 @@ impl ProcessHost {
     /// Creates a host in this process. Call it inside a tokio runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
         pool::start_threads()?;
+        let mut program_groups = ProgramGroups::default();
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
                 let limit = raise_descriptor_limit();
                 require_descriptors()?;
+                program_groups = ProgramGroups::prepare();
                 Spawner::Warden(Warden::start(executable, limit)?)
             }
         };
@@ -107,7 +120,15 @@ impl ProcessHost {
         let helpers = HelperProcesses::default();
         let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
         let leftovers = Leftovers::default();
-        Ok(Self { config: Arc::new(config), spawner, leftovers, spares, helpers, peers })
+        Ok(Self {
+            config: Arc::new(config),
+            spawner,
+            leftovers,
+            spares,
+            helpers,
+            peers,
+            program_groups,
+        })
     }
 
     /// Starts a process once `launch` resolves. The handle queues commands until then; the reply says
@@ -138,7 +159,8 @@ impl ProcessHost {
             match parts.await {
                 Ok((parts, network)) => {
                     let assurance = parts.confined.as_ref().map(Confined::assurance);
-                    let _ = started.send(Ok(Started { assurance, network }));
+                    let limits = parts.limited.as_ref().and_then(|limited| limited.applied());
+                    let _ = started.send(Ok(Started { assurance, network, limits }));
                     Actor::new(parts, host.config, commands).run().await;
                 }
                 Err(error) => {
@@ -182,27 +204,31 @@ impl ProcessHost {
 
     async fn parts(
         &self,
-        launch: Launch,
+        mut launch: Launch,
     ) -> Result<(Parts, Option<NetworkDescriptors>), StartError> {
         let retention = self.retention(launch.retain).await?;
+        let limits = self.limits(&mut launch)?;
+        let order = limits.as_ref().map(Prepared::order).unwrap_or_default();
         let io = Stdio::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
         let tty = launch.terminal.is_some();
         let (group, stdio) = (launch.group, io.child_ends);
-        let (child, confined, network) = match launch.target {
+        let (mut child, confined, network) = match launch.target {
             LaunchTarget::Program(command) => {
                 let pass = launch.inherit.into_iter().collect();
-                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up: false };
+                let (cleans_up, limits) = (false, order);
+                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up, limits };
                 (self.spawn(request).await?, None, None)
             }
             LaunchTarget::Confined(confinement) => {
                 let assurance = confinement.assurance();
-                let starting = self.start_sandbox(confinement, stdio, tty, group).await?;
+                let starting = self.start_sandbox(confinement, stdio, tty, group, order).await?;
                 let cleanup = starting.cleanup.clone();
                 let (child, network) = starting.wait_started().await?;
                 (child, Some(Confined::new(cleanup, assurance)), network)
             }
         };
+        let limited = limits.map(|limits| Box::new(child.watch(limits)));
         let parts = Parts {
             process_id: launch.process_id,
             argv: launch.argv,
@@ -213,6 +239,7 @@ impl ProcessHost {
             terminal: io.terminal,
             retention,
             confined,
+            limited,
             while_running: launch.while_running,
         };
         Ok((parts, network))
@@ -237,6 +264,18 @@ impl ProcessHost {
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
         let group = request.group;
         Ok(Child::new(self.spawner.spawn(request).await?, group, self.leftovers.clone()))
+    }
+
+    /// Decides what enforces the limits of a process.
+    fn limits(&self, launch: &mut Launch) -> Result<Option<Prepared>, StartError> {
+        let held = launch.until_gone.take();
+        if launch.limits.is_none() && held.is_none() {
+            return Ok(None);
+        }
+        let confined = matches!(launch.target, LaunchTarget::Confined(_));
+        let limits = launch.limits.take().unwrap_or_default();
+        let interval = self.config.limit_interval;
+        Ok(Some(Prepared::new(&limits, &self.program_groups, interval, confined, held)?))
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
+use codex_exec_server_protocol::resources::ResourceLimits;
 
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
@@ -31,6 +32,10 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output the server retains; `None` for the default.
     pub retain: Option<Retain>,
+    /// What it and everything that it starts may use; `None` without limits.
+    pub limits: Option<Box<ResourceLimits>>,
+    /// What exists until the last of its descendants has ended.
+    pub until_gone: Option<UntilGone>,
     /// What the process needs until it exits.
     pub while_running: Option<WhileRunning>,
     /// Becomes descriptor 3 of an unconfined program.
@@ -46,6 +51,22 @@ impl WhileRunning {
     /// Holds `value` until the process exits. Dropping it must not block.
     pub fn new(value: impl Any + Send) -> Self {
         Self(Box::new(value))
+    }
+}
+
+/// Something that exists until the last descendant of a process has ended, or the process did not start.
+pub struct UntilGone(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
+
+impl UntilGone {
+    /// Holds `value` until then. Dropping it must not block.
+    pub fn new(value: impl Any + Send + Sync) -> Self {
+        Self(Box::new(value))
+    }
+}
+
+impl fmt::Debug for UntilGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UntilGone")
     }
 }
 
@@ -141,6 +162,8 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
+            limits: params.limits.filter(|limits| !limits.is_empty()).map(Box::new),
+            until_gone: None,
             while_running: None,
             inherit: None,
             target,

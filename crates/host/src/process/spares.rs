@@ -17,6 +17,7 @@ use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
 use super::host::ProcessHost;
+use super::keeper::OrderLimits;
 use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
@@ -144,6 +145,7 @@ async fn start(host: &ProcessHost, program: Executable) -> Option<WaitingSpare> 
         tty: false,
         pass: vec![descriptor.fd],
         cleans_up: false,
+        limits: OrderLimits::default(),
     };
     let child = host.spawn(request).await;
     let child = child
