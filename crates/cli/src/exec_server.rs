@@ -16,6 +16,7 @@ use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
 use crate::limits::ServerLimits;
+use crate::observe::{self, ObserveArgs};
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
@@ -75,6 +76,9 @@ pub(crate) struct ExecServerArgs {
     limits: ServerLimits,
 
     #[command(flatten)]
+    observe: ObserveArgs,
+
+    #[command(flatten)]
     auth: AuthArgs,
 
     #[command(flatten)]
@@ -130,7 +134,7 @@ enum AuthMode {
 
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
-    let own_files = own_files(args.auth.files());
+    let own_files = own_files(args.auth.files().chain(args.observe.files()));
     let auth = args.auth.build()?;
     if !matches!(auth, WebSocketAuth::Open) {
         if args.remote.remote.is_some() {
@@ -144,6 +148,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let mut config = ServerConfig::default();
     config.own_files = own_files;
     config.limits = args.limits.config()?;
+    args.observe.configure(&mut config)?;
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
     config.sandbox_shares_pids = args.config.shares_pids();
@@ -168,6 +173,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     drop(runtime.spawn_blocking(|| ()));
     trim::start();
     runtime.block_on(async {
+        observe::reopen_on_hangup(&config)?;
         let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,

@@ -22,6 +22,7 @@ mod logging;
 mod login;
 mod logs;
 mod ls;
+mod observe;
 mod on;
 mod output;
 mod own_files;
@@ -31,6 +32,7 @@ mod ps;
 mod remote;
 mod remote_path;
 mod rendezvous;
+mod replay;
 mod rm;
 mod run;
 mod sandbox;
@@ -72,6 +74,7 @@ enum Command {
     Run(run::RunArgs),
     Shell(shell::ShellArgs),
     Ps(ps::PsArgs),
+    Replay(replay::ReplayArgs),
     Attach(attach::AttachArgs),
     Logs(logs::LogsArgs),
     Kill(kill::KillArgs),
@@ -115,6 +118,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Shell(args) => shell::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Kill(args) => kill::run(&args),

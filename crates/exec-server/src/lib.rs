@@ -43,11 +43,12 @@
 // The server.
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
-    Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
-    EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
-    KeepAlive, Lifeline, LimitConfig, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig,
-    OwnFiles, ProcessConfig, Quota, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth,
-    WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
+    Assurance, AuditConfig, AuditLog, AuthConfigError, Connection, ConnectionConfig,
+    DEFAULT_LISTEN_URL, DecodeLimits, EnvironmentPlaces, ExecServerListenUrlParseError,
+    ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline, LimitConfig, ListenUrl,
+    NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, Quota, RecordConfig,
+    Recorder, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
+    main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.

@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_websockets::ServerBuilder;
 
 use crate::auth::{Principal, WebSocketAuth};
+use crate::metrics::Refused;
 use crate::server::Server;
 
 /// Accepts websocket connections until the server shuts down.
@@ -75,7 +76,12 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
     let refusal = match (socket.local_addr(), socket.peer_addr()) {
         (Ok(local), Ok(peer)) => {
             let admitted = server.host().peers().admit(local, peer).await;
-            admitted.inspect_err(|refusal| tracing::warn!(%peer, "refused: {refusal}")).err()
+            admitted
+                .inspect_err(|refusal| {
+                    tracing::warn!(%peer, "refused: {refusal}");
+                    refused(&server, Refused::Admission);
+                })
+                .err()
         }
         // The peer has already gone.
         _ => return,
@@ -112,6 +118,12 @@ async fn handshake(server: Server, auth: Arc<WebSocketAuth>, socket: std::net::T
     }
 }
 
+fn refused(server: &Server, why: Refused) {
+    if let Some(metrics) = server.metrics() {
+        metrics.refused(why);
+    }
+}
+
 type Body = http_body_util::Either<Empty<Bytes>, Full<Bytes>>;
 
 fn respond(
@@ -121,6 +133,7 @@ fn respond(
 ) -> Response<Body> {
     // No page in a browser may reach the server; browsers always send Origin.
     if request.headers().contains_key(ORIGIN) {
+        refused(server, Refused::Origin);
         return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
     }
     match (request.method(), request.uri().path()) {
@@ -129,6 +142,7 @@ fn respond(
             let authorization = request.headers().get(AUTHORIZATION);
             let authorization = authorization.and_then(|value| value.to_str().ok());
             let Some(principal) = auth.authenticate(authorization) else {
+                refused(server, Refused::Token);
                 let mut response = text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return response;

@@ -111,7 +111,7 @@ pub async fn run(
             }
             let listener = WebSocketListener::bind(address, auth).await.map_err(bind)?;
             let address = listener.local_addr().map_err(bind)?;
-            let server = Server::new(config).map_err(RunError::Setup)?;
+            let server = Server::start(config).await.map_err(RunError::Setup)?;
             announce(&format!("ws://{address}")).map_err(RunError::Setup)?;
             tokio::select! {
                 () = listener.serve(&server) => {}
@@ -120,7 +120,7 @@ pub async fn run(
             server.shut_down().await;
         }
         ListenUrl::Stdio => {
-            let server = Server::new(config).map_err(RunError::Setup)?;
+            let server = Server::start(config).await.map_err(RunError::Setup)?;
             let connection = Connection::lines(
                 tokio::io::stdin(),
                 tokio::io::stdout(),

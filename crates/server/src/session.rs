@@ -30,6 +30,7 @@ use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
 use crate::limits::{Ledger, Quota, Whose};
 use crate::managed_network::RulesHandle;
+use crate::metrics::Metrics;
 use crate::shell_snapshots::ShellSnapshots;
 use crate::sink::NotificationSink;
 
@@ -45,6 +46,7 @@ pub(crate) struct Sessions {
     host: ProcessHost,
     /// What the processes of one session may use.
     quota: Quota,
+    metrics: Option<Arc<Metrics>>,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
     /// Sessions whose processes are being killed.
@@ -63,6 +65,7 @@ pub(crate) struct Session {
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
     shell_snapshots: Arc<ShellSnapshots>,
     ledger: Ledger,
+    metrics: Option<Arc<Metrics>>,
 }
 
 #[derive(Debug)]
@@ -117,9 +120,9 @@ pub(crate) enum InsertError {
 }
 
 impl Sessions {
-    pub(crate) fn new(host: ProcessHost, quota: Quota) -> Self {
+    pub(crate) fn new(host: ProcessHost, quota: Quota, metrics: Option<Arc<Metrics>>) -> Self {
         let (by_id, last_group) = (Arc::default(), Arc::default());
-        Self { host, quota, by_id, last_group, ending: TaskTracker::new() }
+        Self { host, quota, metrics, by_id, last_group, ending: TaskTracker::new() }
     }
 
     /// Creates a session, attached to `holder`.
@@ -144,6 +147,7 @@ impl Sessions {
             persistent_handles: OnceLock::new(),
             shell_snapshots: Arc::default(),
             ledger: Ledger::new(Whose::Session, self.quota),
+            metrics: self.metrics.clone(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
@@ -202,6 +206,15 @@ impl Sessions {
             };
             sessions.end_if(&session, still_detached).await;
         });
+    }
+
+    /// How many sessions have a connection, and how many have none.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        let is_attached =
+            |session: &&Arc<Session>| session.state.lock().presence == Presence::Attached;
+        let attached = all.iter().filter(is_attached).count();
+        [attached, all.len() - attached]
     }
 
     /// Sends SIGTERM to every process and waits until all have exited.
@@ -325,8 +338,12 @@ impl Session {
             state.client = Arc::downgrade(client);
         }
         for process in state.processes.values() {
-            state.attach(process, attachment, client.outbound());
+            state.attach(process, attachment, self.sink(client.outbound()));
         }
+    }
+
+    fn sink(&self, outbound: &Outbound) -> NotificationSink {
+        NotificationSink::new(outbound.clone(), self.metrics.clone())
     }
 
     /// The client that is attached now.
@@ -341,7 +358,7 @@ impl Session {
         attachment: Attachment,
         outbound: &Outbound,
     ) {
-        self.state.lock().attach(process, attachment, outbound);
+        self.state.lock().attach(process, attachment, self.sink(outbound));
     }
 
     /// Starts a process under `id`, unless another process has it.
@@ -383,9 +400,9 @@ impl State {
         self.presence == Presence::Attached && self.attachment == attachment
     }
 
-    fn attach(&self, process: &ProcessHandle, attachment: Attachment, outbound: &Outbound) {
+    fn attach(&self, process: &ProcessHandle, attachment: Attachment, sink: NotificationSink) {
         if self.is_attached(attachment) {
-            process.attach(Box::new(NotificationSink::new(outbound.clone())));
+            process.attach(Box::new(sink));
         }
     }
 }

@@ -54,16 +54,22 @@ fn json_events_tell_limits_reason_and_usage() {
 
 #[test]
 fn the_server_limits_what_asks_for_nothing() {
+    let state = tempfile::tempdir().unwrap();
     let server = Server::with(&["--limit", "wall=400ms", "--max-limit", "pids=40"]);
     let said = output(server.codex("run").args(["--", "sleep", "60"]));
     said.failed(124, "the server's limit of 400ms");
     let refused = output(server.codex("run").args(["--pids", "41", "--", "true"]));
     refused.failed(125, "this server allows at most 40");
     let detached = ["--detach", "limited", "--timeout", "1h", "--", "sleep", "600"];
-    assert_eq!(output(server.codex("run").args(detached)).code, Some(0));
-    let listed = output(server.codex("ps").arg("limited")).success();
+    let codex_with_state = |subcommand| {
+        let mut command = server.codex(subcommand);
+        command.env("XDG_STATE_HOME", state.path());
+        command
+    };
+    assert_eq!(output(codex_with_state("run").args(detached)).code, Some(0));
+    let listed = output(codex_with_state("ps").arg("limited")).success();
     assert!(listed.contains("wall 1h, pids 40"), "{listed}");
-    assert_eq!(output(server.codex("kill").arg("limited")).code, Some(0));
+    assert_eq!(output(codex_with_state("kill").arg("limited")).code, Some(0));
     let bad = output(codex().args(["exec-server", "--session-limit", "memory=1G"]));
     bad.failed(1, "--limit memory=VALUE");
 }

@@ -17,6 +17,7 @@ mod limits;
 mod logging;
 mod managed;
 mod memory;
+mod observation;
 mod old_server;
 mod own_files;
 mod patch;

@@ -34,7 +34,7 @@ use super::config::ProcessConfig;
 use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
-use super::launch::WhileRunning;
+use super::launch::{ExitSummary, OnExit, TerminalTap, WhileRunning};
 use super::limits::{self, Limited};
 use super::output::{Output, READ_BYTES};
 use super::pty;
@@ -58,6 +58,8 @@ pub(super) struct Parts {
     pub retention: Retention,
     pub confined: Option<Confined>,
     pub limited: Option<Box<Limited>>,
+    pub on_exit: Option<OnExit>,
+    pub tap: Option<Box<dyn TerminalTap>>,
     /// Dropped when the process has exited.
     pub while_running: Option<WhileRunning>,
 }
@@ -94,6 +96,7 @@ pub(super) struct Actor {
     exit: Option<Exit>,
     /// The descendants are being killed, or have been.
     killed: bool,
+    output_bytes: u64,
     /// Why the process ends, if it does not exit by itself.
     cause: Option<EndedBy>,
     /// All descendants have exited; when to end the streams if another program still holds them.
@@ -172,6 +175,7 @@ impl Actor {
             waiting: Vec::new(),
             exit: None,
             killed: false,
+            output_bytes: 0,
             cause: None,
             end_streams_at: None,
             ending: false,
@@ -286,6 +290,9 @@ impl Actor {
             }
             Command::Write(write, reply) => {
                 let eof = self.eof();
+                if let Some(tap) = &mut self.parts.tap {
+                    tap.input(&write.chunk.0);
+                }
                 self.parts.stdin.write(write, reply, eof);
                 self.is_active();
             }
@@ -317,6 +324,9 @@ impl Actor {
                     Some(master) => pty::resize(master, size).map_err(|_| NoTerminal),
                     None => Err(NoTerminal),
                 };
+                if let (Some(tap), Ok(())) = (&mut self.parts.tap, &resized) {
+                    tap.resized(size);
+                }
                 let _ = reply.send(resized);
             }
             Command::Info(reply) => {
@@ -368,6 +378,10 @@ impl Actor {
             confined.observe_output(&bytes);
         }
         self.is_active();
+        self.output_bytes += bytes.len() as u64;
+        if let Some(tap) = &mut self.parts.tap {
+            tap.output(&bytes);
+        }
         if self.parts.limited.as_mut().is_some_and(|limited| limited.exceeds_output(bytes.len())) {
             self.exceeded(EndedBy::Output);
         }
@@ -437,6 +451,14 @@ impl Actor {
         let usage = limits::usage(self.parts.child.used(), self.parts.limited.as_deref());
         let seq = self.publish(EventKind::Exited { code, sandbox_denied, ended_by, usage });
         self.exit = Some(Exit { seq, code, sandbox_denied, ended_by, usage });
+        self.summarize(code, sandbox_denied, ended_by);
+    }
+
+    fn summarize(&mut self, code: i32, sandbox_denied: bool, ended_by: Option<EndedBy>) {
+        if let Some(on_exit) = self.parts.on_exit.take() {
+            let output_bytes = self.output_bytes;
+            on_exit.call(&ExitSummary { code, sandbox_denied, ended_by, output_bytes });
+        }
     }
 
     /// Why it ended, if it did not exit by itself.
@@ -515,6 +537,10 @@ impl Actor {
         }
         self.closed = true;
         self.publish(EventKind::Closed);
+        // All its output is recorded.
+        if let (Some(mut tap), Some(exit)) = (self.parts.tap.take(), &self.exit) {
+            tap.exited(exit.code);
+        }
         self.parts.child.release();
         self.parts.stdin.close();
         self.parts.terminal = None;
@@ -663,7 +689,8 @@ impl Actor {
         if !self.closed {
             self.parts.child.kill().await;
             if self.exit.is_none() {
-                self.parts.child.wait_exit().await;
+                let code = self.parts.child.wait_exit().await;
+                self.summarize(code, false, Some(EndedBy::Server));
             }
             self.parts.child.release();
             self.clean_up();

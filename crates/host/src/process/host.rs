@@ -240,6 +240,8 @@ impl ProcessHost {
             retention,
             confined,
             limited,
+            on_exit: launch.on_exit,
+            tap: launch.tap,
             while_running: launch.while_running,
         };
         Ok((parts, network))

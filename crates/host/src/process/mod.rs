@@ -45,7 +45,8 @@ pub use handle::{NoTerminal, ProcessHandle, Reply};
 pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
 pub use launch::{
-    Launch, LaunchError, UntilGone, WhileRunning, environment, environment_is_costly,
+    ExitSummary, Launch, LaunchError, OnExit, TerminalTap, UntilGone, WhileRunning, environment,
+    environment_is_costly,
 };
 pub use leftovers::Group;
 pub use limits::LimitError;
