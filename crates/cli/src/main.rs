@@ -71,7 +71,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     Shell(shell::ShellArgs),
     Ps(ps::PsArgs),
     Replay(replay::ReplayArgs),

@@ -67,6 +67,18 @@ async fn metrics_count_what_happened() {
     open.failed(1, "use a loopback address");
 }
 
+#[test]
+fn the_examples_of_the_documentation_are_records() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");
+    let page = fs::read_to_string(page).unwrap();
+    let lines = page.lines().filter(|line| line.starts_with('{'));
+    let records: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.len(), 2);
+    for record in records {
+        assert!(record["principal"].is_string() && record["method"].is_string(), "{record}");
+    }
+}
+
 fn records(log: &Path) -> Vec<Value> {
     let text = fs::read_to_string(log).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "{text}");

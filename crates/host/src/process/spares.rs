@@ -30,7 +30,7 @@ enum State {
     #[default]
     None,
     Starting,
-    Ready(WaitingSpare),
+    Ready(Box<WaitingSpare>),
     /// The host is shutting down, or spares are disabled.
     Ended,
 }
@@ -57,7 +57,7 @@ impl Spares {
             _ => return None,
         }
         match std::mem::take(&mut *state) {
-            State::Ready(ready) => Some(ready),
+            State::Ready(ready) => Some(*ready),
             _ => None,
         }
     }
@@ -88,7 +88,7 @@ impl Spares {
         match (&*state, started) {
             (State::Ended, started) => started,
             (_, Some(ready)) => {
-                *state = State::Ready(ready);
+                *state = State::Ready(Box::new(ready));
                 None
             }
             (_, None) => {
