@@ -17,6 +17,8 @@ use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
+use crate::limits::ServerLimits;
+use crate::observe::{self, ObserveArgs};
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
@@ -78,6 +80,12 @@ pub(crate) struct ExecServerArgs {
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = on_or_off,
           action = clap::ArgAction::Set)]
     sandbox_plan_cache: bool,
+
+    #[command(flatten)]
+    limits: ServerLimits,
+
+    #[command(flatten)]
+    observe: ObserveArgs,
 
     #[command(flatten)]
     auth: AuthArgs,
@@ -202,7 +210,8 @@ enum AuthMode {
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let service = ServiceManager::take();
-    let own_files = own_files(args.auth.files().chain(args.entry.tls_key.as_deref()));
+    let files = args.auth.files().chain(args.entry.tls_key.as_deref());
+    let own_files = own_files(files.chain(args.observe.files()));
     let auth = args.auth.build()?;
     if !matches!(auth, WebSocketAuth::Open) && args.remote.remote.is_some() {
         anyhow::bail!("--ws-auth cannot be used with --remote; it protects a listener");
@@ -228,6 +237,8 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     let decides = [&args.policy, &args.entry.tls_cert, &args.entry.tls_client_ca];
     let decides = decides.into_iter().flatten().filter_map(|path| std::path::absolute(path).ok());
     config.own_files.read_only.extend(decides);
+    config.limits = args.limits.config()?;
+    args.observe.configure(&mut config)?;
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
     config.sandbox_shares_pids = args.config.shares_pids();
@@ -252,6 +263,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     drop(runtime.spawn_blocking(|| ()));
     trim::start();
     runtime.block_on(async {
+        observe::reopen_on_hangup(&config)?;
         let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => {

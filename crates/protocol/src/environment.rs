@@ -125,6 +125,8 @@ capabilities! {
     process_retain,
     /// **extension**: `until` of `retain` of `process/start`.
     process_retain_until_read,
+    /// **extension**: `limits` of `process/start`, `endedBy` and `usage` of `process/exited`.
+    process_limits,
     /// **extension**: `detachTtlMs` of `initialize`.
     session_detach_ttl,
     /// **extension**: `fs/search` and `fs/cancelSearch`.

@@ -1,5 +1,6 @@
 //! Limits and timeouts of a server, each with its default.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,11 @@ use codex_exec_host::sandbox::OwnFiles;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::{Assurance, DecodeLimits};
 
+use crate::audit::AuditLog;
 use crate::entry::EntryConfig;
+use crate::limits::LimitConfig;
 use crate::policy::OperatorPolicy;
+use crate::recording::Recorder;
 
 /// Limits and timeouts of a server.
 #[derive(Debug, Clone)]
@@ -24,6 +28,17 @@ pub struct ServerConfig {
     pub decode: DecodeLimits,
     /// Limits of each process.
     pub process: ProcessConfig,
+    /// What processes may use.
+    pub limits: LimitConfig,
+    /// Where to log who did what (default: nowhere).
+    pub audit: Option<AuditLog>,
+    /// Whether to count connections, starts and so on (default: false); true with a
+    /// [`metrics_address`](Self::metrics_address).
+    pub metrics: bool,
+    /// Where a server program serves the counters as Prometheus text, at `/metrics` (default: nowhere).
+    pub metrics_address: Option<SocketAddr>,
+    /// Records the terminals of processes (default: none).
+    pub recorder: Option<Recorder>,
     /// Limits of filesystem requests.
     pub files: Arc<FilesConfig>,
     /// Where `environmentConfig/read` and `capabilities/discoverV2` look.
@@ -114,6 +129,11 @@ impl Default for ServerConfig {
             connection: ConnectionConfig::default(),
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
+            limits: LimitConfig::default(),
+            audit: None,
+            metrics: false,
+            metrics_address: None,
+            recorder: None,
             files: Arc::default(),
             environment: EnvironmentPlaces::default(),
             sandbox_executable: None,

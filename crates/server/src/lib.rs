@@ -7,6 +7,7 @@
 //! The path of a request: [`Connection`] → envelope → one match in `connection` → handler →
 //! owner of the process → response → the connection's bounded send queue.
 
+mod audit;
 mod auth;
 mod client_calls;
 mod config;
@@ -20,12 +21,15 @@ mod files;
 mod forward;
 mod http;
 mod lanes;
+mod limits;
 mod listen_url;
 mod listener;
 mod managed_network;
+mod metrics;
 mod network;
 mod policy;
 mod process;
+mod recording;
 #[cfg(feature = "remote")]
 mod remote;
 mod response_memory;
@@ -41,14 +45,17 @@ mod socket_file;
 mod takeover_tests;
 mod tls;
 
+pub use audit::{AuditConfig, AuditLog};
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::{ServerConfig, ShellSnapshotConfig};
 #[cfg(feature = "remote")]
 pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
 pub use entry::EntryConfig;
+pub use limits::{LimitConfig, Quota};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
 pub use policy::{OperatorPolicy, PolicyFileError};
+pub use recording::{RecordConfig, Recorder};
 #[cfg(feature = "remote")]
 pub use remote::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,

@@ -32,6 +32,7 @@ use tokio_websockets::ServerBuilder;
 use crate::auth::{Principal, WebSocketAuth};
 use crate::entry::{self, Origin, Pass};
 use crate::listen_url::{ListenUrl, VSOCK_LOOPBACK};
+use crate::metrics::Refused;
 use crate::server::Server;
 use crate::service_manager::InheritedSocket;
 use crate::socket_file::{self, BACKLOG, SocketFile};
@@ -234,6 +235,9 @@ impl WebSocketListener {
                         let _ = socket.send(BUSY);
                     }
                     gate.refused(full);
+                    if let Some(metrics) = server.metrics() {
+                        metrics.refused(Refused::Limit);
+                    }
                 }
             }
         }
@@ -315,6 +319,7 @@ impl Visitor {
         };
         if let Some(refusal) = refusal {
             tracing::warn!("refused a connection: {refusal}");
+            self.count_refused(Refused::Admission);
         }
         match self.kind.clone() {
             Kind::Tls(tls) => {
@@ -331,6 +336,12 @@ impl Visitor {
                 self.speak_http(stream, refusal, user, key).await;
             }
             _ => self.speak_http(stream, refusal, user, None).await,
+        }
+    }
+
+    fn count_refused(&self, why: Refused) {
+        if let Some(metrics) = self.server.metrics() {
+            metrics.refused(why);
         }
     }
 
@@ -384,6 +395,7 @@ impl Visitor {
     ) -> Response<Body> {
         // No page in a browser may reach the server; browsers always send Origin.
         if request.headers().contains_key(ORIGIN) {
+            self.count_refused(Refused::Origin);
             return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
         }
         match (request.method(), request.uri().path()) {
@@ -396,6 +408,7 @@ impl Visitor {
                     None => self.auth.authenticate(authorization),
                 };
                 let Some(principal) = principal else {
+                    self.count_refused(Refused::Token);
                     let mut response =
                         text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                     let bearer = HeaderValue::from_static("Bearer");

@@ -194,7 +194,7 @@ pub async fn run(
     // A sandboxed process that could open the socket could start one without a sandbox.
     let sockets = listeners.iter().filter_map(|(listener, _)| listener.socket_path());
     config.own_files.denied.extend(sockets);
-    let server = Server::new(config).map_err(RunError::Setup)?;
+    let server = Server::start(config).await.map_err(RunError::Setup)?;
     if let Some(tls) = tls {
         reload_on_hangup(tls);
     }
@@ -253,7 +253,7 @@ async fn serve_stdio(
     if !matches!(listening.auth, WebSocketAuth::Open) {
         return Err(RunError::UnusedAuth);
     }
-    let server = Server::new(config).map_err(RunError::Setup)?;
+    let server = Server::start(config).await.map_err(RunError::Setup)?;
     let connection =
         Connection::lines(tokio::io::stdin(), tokio::io::stdout(), &server.config().connection);
     let outbound = connection.outbound().clone();

@@ -2,21 +2,26 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use codex_exec_host::machine;
 use codex_exec_host::process::ProcessHost;
+use codex_exec_host::{machine, pool};
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use codex_exec_server_protocol::{Assurance, PathUri};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::AuditLog;
 use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
 use crate::entry::{Gate, Pass};
 use crate::lanes::Lanes;
+use crate::limits::{Ledger, Whose};
 use crate::managed_network::ManagedNetworks;
+use crate::metrics::{self, Metrics};
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
@@ -54,6 +59,8 @@ struct Shared {
     gate: Gate,
     message_budget: Budget,
     response_budget: Budget,
+    ledger: Ledger,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Server {
@@ -67,8 +74,11 @@ impl Server {
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
         let lanes = Lanes::start(config.lanes)?;
+        let metrics = config.metrics.then(Arc::default);
         Ok(Self(Arc::new(Shared {
-            sessions: Sessions::new(host.clone()),
+            sessions: Sessions::new(host.clone(), config.limits.session, metrics.clone()),
+            metrics,
+            ledger: Ledger::new(Whose::Server, config.limits.server),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
             gate: Gate::new(config.entry),
@@ -81,6 +91,18 @@ impl Server {
             connections: TaskTracker::new(),
             lanes,
         })))
+    }
+
+    /// Creates a server, and serves its counters if the configuration says where.
+    pub(crate) async fn start(mut config: ServerConfig) -> io::Result<Self> {
+        let Some(address) = config.metrics_address else { return Self::new(config) };
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot serve metrics at {address}: {error}"))
+        })?;
+        config.metrics = true;
+        let server = Self::new(config)?;
+        tokio::spawn(metrics::serve(listener, server.clone()));
+        Ok(server)
     }
 
     /// Serves a connection in a new task.
@@ -124,6 +146,9 @@ impl Server {
         self.0.connections.close();
         self.0.connections.wait().await;
         self.0.sessions.end_all().await;
+        if let Some(audit) = self.audit().cloned() {
+            let _ = pool::blocking(move || audit.flush(AUDIT_FLUSH)).await;
+        }
     }
 
     /// Resolves when the server begins to shut down.
@@ -165,6 +190,21 @@ impl Server {
         &self.0.gate
     }
 
+    /// The counters, if this server has some.
+    pub(crate) fn metrics(&self) -> Option<&Arc<Metrics>> {
+        self.0.metrics.as_ref()
+    }
+
+    /// The audit log, if this server has one.
+    pub(crate) fn audit(&self) -> Option<&AuditLog> {
+        self.0.config.audit.as_ref()
+    }
+
+    /// What all processes use of the server's budget.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
@@ -185,6 +225,9 @@ impl Server {
 fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
+
+/// How long the last records of the audit log may take.
+const AUDIT_FLUSH: Duration = Duration::from_secs(2);
 
 /// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
 const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";
@@ -239,6 +282,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             process_close_stdin: true,
             process_retain: true,
             process_retain_until_read: true,
+            process_limits: true,
             session_detach_ttl: true,
             fs_search: true,
             fs_glob: true,
