@@ -1,9 +1,9 @@
 //! Crate boundaries: packages that each crate must not depend on, directly or indirectly. They follow the
 //! last column of the table in ARCHITECTURE.md, and what features leave out.
 
-use std::process::Command;
-
 use anyhow::{Context, ensure};
+
+use crate::codex;
 
 /// A package with its features, and the packages that it must not depend on.
 struct Boundary {
@@ -82,8 +82,7 @@ pub(crate) fn complaints() -> anyhow::Result<Vec<String>> {
 
 /// The packages that are built, one per line; the first word is the name.
 fn tree(boundary: &Boundary) -> anyhow::Result<String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut tree = Command::new(cargo);
+    let mut tree = codex::cargo();
     tree.args(["tree", "--locked", "--offline", "--prefix=none", "--edges=normal"]);
     tree.args(["--package", boundary.package]);
     if let Some(features) = boundary.features {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod boundaries;
+mod codex;
 mod compatibility;
 mod tidy;
 mod torture;

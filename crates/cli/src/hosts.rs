@@ -2,8 +2,7 @@
 //! about others on the terminal, and the report of what was refused.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -26,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
+use crate::confirm::Terminal;
 use crate::exit::print_stderr;
 use crate::style;
 
@@ -263,22 +263,13 @@ impl Questions {
         }
         let shown = style::printable(host);
         let question = format!("codex: may the command connect to {shown}:{port}? [y/N] ");
-        let answer = tokio::task::spawn_blocking(move || ask_on_terminal(&question)).await;
-        let is_allowed = answer
-            .ok()
-            .flatten()
-            .is_some_and(|answer| matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"));
+        let is_allowed = match Terminal::open() {
+            Ok(terminal) => terminal.ask(question).await,
+            Err(_) => false,
+        };
         answers.insert((host.to_owned(), port), is_allowed);
         is_allowed
     }
-}
-
-fn ask_on_terminal(question: &str) -> Option<String> {
-    let mut terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
-    terminal.write_all(question.as_bytes()).ok()?;
-    let mut line = String::new();
-    BufReader::new(terminal).read_line(&mut line).ok()?;
-    Some(line)
 }
 
 /// What was refused, for the report at the end.

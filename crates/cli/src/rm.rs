@@ -5,7 +5,7 @@
 //! it knows. And a person is asked before a directory that is not empty is removed.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
@@ -14,6 +14,7 @@ use clap::Args;
 use codex_exec_server::client::Files;
 use codex_exec_server::{ErrorKind, ExecServerClient, FsRemoveParams, PathUri};
 
+use crate::confirm::Terminal;
 use crate::exit::{self, CommandError};
 use crate::on::{ConnectOptions, OnArgs, block_on};
 use crate::remote_path::{self, strip_colon};
@@ -170,18 +171,14 @@ async fn confirm(files: &Files, path: &PathUri) -> anyhow::Result<()> {
     {
         return Ok(());
     }
-    if !io::stdin().is_terminal() {
+    // A script that only has a terminal would wait for an answer that it does not expect to give.
+    let terminal = Terminal::open().ok().filter(|_| io::stdin().is_terminal());
+    let Some(terminal) = terminal else {
         bail!("the directory is not empty, and there is no terminal to ask at; add -f");
+    };
+    let shown = remote_path::display(path);
+    if !terminal.ask(format!("remove {shown} and all its contents? [y/N] ")).await {
+        bail!("not removed");
     }
-    let question = format!("remove {} and all its contents? [y/N] ", remote_path::display(path));
-    let answer = tokio::task::spawn_blocking(move || {
-        io::stderr().write_all(question.as_bytes())?;
-        let mut line = String::new();
-        io::stdin().lock().read_line(&mut line)?;
-        io::Result::Ok(line)
-    });
-    match answer.await??.trim().to_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => bail!("not removed"),
-    }
+    Ok(())
 }

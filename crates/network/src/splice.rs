@@ -140,10 +140,11 @@ impl Direction {
                 )?;
                 *start += wrote;
                 let full = *start == BUFFER;
-                if full && std::mem::take(promotable) {
-                    if let Ok((reader, writer)) = large_pipe() {
-                        self.way = Way::Splicing { reader, writer };
-                    }
+                if full
+                    && std::mem::take(promotable)
+                    && let Ok((reader, writer)) = large_pipe()
+                {
+                    self.way = Way::Splicing { reader, writer };
                 }
                 Ok(wrote)
             }

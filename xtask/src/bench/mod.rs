@@ -29,7 +29,7 @@ pub(crate) struct BenchArgs {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    target::build()?;
+    crate::codex::build()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut report = report::Report::new(&args.only);
     runtime.block_on(async {

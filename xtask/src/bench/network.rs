@@ -51,14 +51,31 @@ pub(crate) async fn start_to_closed(report: &mut Report<'_>, effort: usize) -> a
     Ok(())
 }
 
-/// A process whose HTTP proxy is at this address, as long as its client lives.
-async fn behind_a_proxy(client: &mut Client) -> anyhow::Result<SocketAddr> {
-    let script = "printf %s ${HTTP_PROXY#http://}; cat";
-    client.send(start("p", &["/bin/sh", "-c", script], &proxy())).await?;
-    let message: Value = serde_json::from_slice(&client.until("process/output").await?)?;
-    let chunk = message["params"]["chunk"].as_str().context("no output")?;
-    let bytes = base64_simd::STANDARD.decode_to_vec(chunk).ok().context("no base64")?;
-    Ok(std::str::from_utf8(&bytes)?.parse()?)
+/// A server with a process behind proxies, and what it connects to.
+struct Setup {
+    _server: Target,
+    _client: Client,
+    /// The HTTP proxy of the process.
+    proxy: SocketAddr,
+    target: SocketAddr,
+}
+
+impl Setup {
+    /// `serve` gets each connection to the target.
+    async fn new(serve: impl Fn(TcpStream) + Send + 'static) -> anyhow::Result<Self> {
+        let server = Target::exec_server()?;
+        let mut client = Client::initialize(&server.url).await?;
+        let script = "printf %s ${HTTP_PROXY#http://}; cat";
+        client.send(start("p", &["/bin/sh", "-c", script], &proxy())).await?;
+        let message: Value = serde_json::from_slice(&client.until("process/output").await?)?;
+        let chunk = message["params"]["chunk"].as_str().context("no output")?;
+        let bytes = base64_simd::STANDARD.decode_to_vec(chunk).ok().context("no base64")?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let target = listener.local_addr()?;
+        thread::spawn(move || listener.incoming().flatten().for_each(serve));
+        let proxy = std::str::from_utf8(&bytes)?.parse()?;
+        Ok(Self { _server: server, _client: client, proxy, target })
+    }
 }
 
 fn connect(target: SocketAddr, proxy: Option<SocketAddr>) -> anyhow::Result<TcpStream> {
@@ -84,19 +101,14 @@ pub(crate) async fn connections(report: &mut Report<'_>, effort: usize) -> anyho
     if !report.wants(name) {
         return Ok(());
     }
-    let server = Target::exec_server()?;
-    let mut client = Client::initialize(&server.url).await?;
-    let proxy = behind_a_proxy(&mut client).await?;
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let target = listener.local_addr()?;
-    thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let mut byte = [0];
-            if stream.read_exact(&mut byte).is_ok() {
-                let _ = stream.write_all(&byte);
-            }
+    let setup = Setup::new(|mut stream| {
+        let mut byte = [0];
+        if stream.read_exact(&mut byte).is_ok() {
+            let _ = stream.write_all(&byte);
         }
     });
+    let setup = setup.await?;
+    let (proxy, target) = (setup.proxy, setup.target);
     let (mut measured, mut floor) = (Vec::new(), Vec::new());
     for _ in 0..500 * effort {
         for (proxy, times) in [(Some(proxy), &mut measured), (None, &mut floor)] {
@@ -119,21 +131,16 @@ pub(crate) async fn stream(report: &mut Report<'_>, effort: usize) -> anyhow::Re
     if !report.wants(name) {
         return Ok(());
     }
-    let server = Target::exec_server()?;
-    let mut client = Client::initialize(&server.url).await?;
-    let proxy = behind_a_proxy(&mut client).await?;
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let target = listener.local_addr()?;
-    thread::spawn(move || {
-        let block = vec![0; 64 << 10];
-        for mut stream in listener.incoming().flatten() {
-            for _ in 0..STREAM_MIB << 4 {
-                if stream.write_all(&block).is_err() {
-                    break;
-                }
+    let block = vec![0; 64 << 10];
+    let setup = Setup::new(move |mut stream| {
+        for _ in 0..STREAM_MIB << 4 {
+            if stream.write_all(&block).is_err() {
+                break;
             }
         }
     });
+    let setup = setup.await?;
+    let (proxy, target) = (setup.proxy, setup.target);
     let (mut measured, mut floor, mut buffer) = (Vec::new(), Vec::new(), vec![0; 64 << 10]);
     for _ in 0..3 * effort {
         for (proxy, times) in [(Some(proxy), &mut measured), (None, &mut floor)] {

@@ -5,19 +5,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
 use super::placement;
-
-/// Builds the release binary that is measured.
-pub(crate) fn build() -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--package", "codex"])
-        .status()?;
-    ensure!(built.success(), "the build failed");
-    Ok(())
-}
 
 /// A server process that printed its address. Killed when dropped.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Args;
 use fastrand::Rng;
 use tokio::task::JoinSet;
@@ -118,7 +118,7 @@ const FAULTS: [Fault; 10] = [
 pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
     let codex = match &args.codex {
         Some(codex) => codex.clone(),
-        None => build()?,
+        None => crate::codex::build()?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let first = args.seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
@@ -148,16 +148,6 @@ pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
     })?;
     eprintln!("{rounds} rounds from seed {first}: nothing lost, nothing left behind");
     Ok(())
-}
-
-fn build() -> anyhow::Result<PathBuf> {
-    let release = !cfg!(debug_assertions);
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--locked", "--package", "codex"]);
-    let built = command.args(release.then_some("--release")).status()?;
-    ensure!(built.success(), "the build failed");
-    Ok(std::env::current_exe()?.with_file_name("codex"))
 }
 
 /// A server that is killed when this is dropped.
