@@ -44,11 +44,12 @@
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
     Assurance, AuditConfig, AuditLog, AuthConfigError, Connection, ConnectionConfig,
-    DEFAULT_LISTEN_URL, DecodeLimits, EnvironmentPlaces, ExecServerListenUrlParseError,
-    ExecServerRuntimePaths, FilesConfig, KeepAlive, Lifeline, LimitConfig, ListenUrl,
-    NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles, ProcessConfig, Quota, RecordConfig,
-    Recorder, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
-    main_if_reentered, run, run_main, shutdown_signal,
+    DEFAULT_LISTEN_URL, DecodeLimits, EntryConfig, EnvironmentPlaces,
+    ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, InheritedSocket, KeepAlive,
+    Lifeline, LimitConfig, ListenUrl, Listening, NEVER_INHERITED, NEVER_PASSED_ON, OperatorPolicy,
+    OutboundConfig, OwnFiles, PolicyFileError, ProcessConfig, Quota, RecordConfig, Recorder,
+    RunError, Server, ServerConfig, ServiceNotifier, SignedBearer, TlsError, TlsFiles,
+    WebSocketAuth, WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.

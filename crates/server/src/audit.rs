@@ -185,16 +185,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn new(principal: &Principal) -> Self {
-        let name = match principal {
-            Principal::Embedder => "embedder".to_owned(),
-            Principal::Anyone => "anyone".to_owned(),
-            Principal::TokenHolder => "token".to_owned(),
-            Principal::Signed { issuer, subject } => {
-                let text = |name: &Option<String>| name.clone().unwrap_or_default();
-                format!("signed:{}:{}", text(issuer), text(subject))
-            }
-        };
-        Self { principal: name.into(), session: None }
+        Self { principal: name_of(principal).into(), session: None }
     }
 
     /// The same in a session, named by a digest of its id, which is a secret.
@@ -203,6 +194,24 @@ impl Caller {
         let tag: String =
             digest.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
         Self { principal: self.principal.clone(), session: Some(tag.into()) }
+    }
+}
+
+/// How the log names a principal.
+fn name_of(principal: &Principal) -> String {
+    match principal {
+        Principal::Embedder => "embedder".to_owned(),
+        Principal::Anyone => "anyone".to_owned(),
+        Principal::TokenHolder => "token".to_owned(),
+        Principal::User { uid } => format!("user:{uid}"),
+        Principal::Certified { key, token } => {
+            let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("certificate:{key}:{}", name_of(token))
+        }
+        Principal::Signed { issuer, subject } => {
+            let text = |name: &Option<String>| name.clone().unwrap_or_default();
+            format!("signed:{}:{}", text(issuer), text(subject))
+        }
     }
 }
 

@@ -81,16 +81,19 @@ pub(crate) enum Refused {
     Origin,
     /// Its token is missing or wrong.
     Token,
+    /// There are too many connections.
+    Limit,
 }
 
 impl Refused {
-    const ALL: [Self; 3] = [Self::Admission, Self::Origin, Self::Token];
+    const ALL: [Self; 4] = [Self::Admission, Self::Origin, Self::Token, Self::Limit];
 
     fn name(self) -> &'static str {
         match self {
             Self::Admission => "admission",
             Self::Origin => "origin",
             Self::Token => "token",
+            Self::Limit => "limit",
         }
     }
 }

@@ -50,4 +50,5 @@ pub use launch::{
 };
 pub use leftovers::Group;
 pub use limits::LimitError;
+pub use readiness::register_descriptor;
 pub use spawner::SpawnError;
