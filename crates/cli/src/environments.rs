@@ -11,8 +11,10 @@ use codex_exec_server::remote_mode::{
 };
 use codex_rendezvous::Clock;
 
+use crate::json_text;
 use crate::on::HARNESS_TOKEN_VARIABLE;
 use crate::rendezvous::rough_duration;
+use crate::style::printable;
 
 /// The longest list of environments to read, in bytes.
 const LONGEST_LIST: usize = 64 << 20;
@@ -96,7 +98,7 @@ pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             EnvironmentsCommand::List => {
                 let all = client.list().await?;
                 if args.json {
-                    writeln!(out, "{}", serde_json::to_string(&all)?)?;
+                    writeln!(out, "{}", json_text::line(&all)?)?;
                 } else {
                     table(&mut out, &all)?;
                 }
@@ -104,7 +106,7 @@ pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             EnvironmentsCommand::Show { id } => {
                 let one = client.show(&id).await?;
                 if args.json {
-                    writeln!(out, "{}", serde_json::to_string(&one)?)?;
+                    writeln!(out, "{}", json_text::line(&one)?)?;
                 } else {
                     details(&mut out, &one)?;
                 }
@@ -127,10 +129,11 @@ fn state(one: &EnvironmentStatus, now: u64) -> String {
 
 fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()> {
     let now = Clock::default().now();
-    let width = all.iter().map(|one| one.environment_id.len()).max().unwrap_or(0).max(11);
+    let ids: Vec<String> = all.iter().map(|one| printable(&one.environment_id)).collect();
+    let width = ids.iter().map(|id| id.chars().count()).max().unwrap_or(0).max(11);
     writeln!(out, "{:<width$}  {:<24}  HARNESSES  STREAMS", "ENVIRONMENT", "STATE")?;
-    for one in all {
-        let (id, harnesses, streams) = (&one.environment_id, one.harnesses, one.streams);
+    for (one, id) in all.iter().zip(&ids) {
+        let (harnesses, streams) = (one.harnesses, one.streams);
         writeln!(out, "{id:<width$}  {:<24}  {harnesses:>9}  {streams:>7}", state(one, now))?;
     }
     Ok(())
@@ -139,12 +142,12 @@ fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()>
 fn details(out: &mut impl Write, one: &EnvironmentStatus) -> std::io::Result<()> {
     let now = Clock::default().now();
     let profile = one.security_profile.as_deref().unwrap_or("none (older revision, not encrypted)");
-    writeln!(out, "environment   {}", one.environment_id)?;
+    writeln!(out, "environment   {}", printable(&one.environment_id))?;
     writeln!(out, "state         {}", state(one, now))?;
     writeln!(out, "registered    {} ago", rough_duration(now.saturating_sub(one.registered)))?;
-    writeln!(out, "registration  {}", one.executor_registration_id)?;
-    writeln!(out, "security      {profile}")?;
-    writeln!(out, "token         {}", one.token)?;
+    writeln!(out, "registration  {}", printable(&one.executor_registration_id))?;
+    writeln!(out, "security      {}", printable(profile))?;
+    writeln!(out, "token         {}", printable(&one.token))?;
     writeln!(out, "harnesses     {}", one.harnesses)?;
     writeln!(out, "streams       {}", one.streams)
 }

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
             }
         };
         let text = if args.json {
-            format!("{}\n", serde_json::to_string_pretty(&rows)?)
+            format!("{}\n", crate::json_text::pretty(&rows)?)
         } else if rows.is_empty() {
             print_stderr(format_args!(
                 "no detached processes; start one with codex run --detach NAME"
