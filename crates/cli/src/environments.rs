@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use codex_exec_server::remote_mode::{
-    BearerToken, EnvironmentStatus, HttpClient, HttpConfig, Registry, tls_from_file,
+    EnvironmentStatus, HttpClient, HttpConfig, Registry, tls_from_file,
 };
+use codex_exec_server::{SignIn, SignInSources};
 use codex_rendezvous::Clock;
 
 use crate::json_text;
@@ -45,6 +46,11 @@ pub(crate) struct EnvironmentsArgs {
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
 
+    /// Allow sending credentials to a registry on this host, even if they are restricted to other
+    /// hosts; can be repeated
+    #[arg(long, value_name = "HOST", global = true)]
+    allow_registry_host: Vec<String>,
+
     /// Trust the certificate authorities in this PEM file instead of the system's
     #[arg(long, value_name = "FILE", global = true)]
     ca_file: Option<PathBuf>,
@@ -74,23 +80,24 @@ enum EnvironmentsCommand {
 }
 
 pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
-    let token = match &args.token_file {
-        Some(file) => std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read {}", file.display()))?,
-        None => std::env::var("CODEX_API_KEY")
-            .or_else(|_| std::env::var(HARNESS_TOKEN_VARIABLE))
-            .ok()
-            .with_context(|| {
-                format!(
-                    "no token given; pass --token-file, or set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}"
-                )
-            })?,
+    let sources = SignInSources::from_env();
+    let sign_in = match (&args.token_file, sources.api_key, sources.harness_token) {
+        (Some(file), ..) => {
+            let token = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            SignIn::bearer(token.trim().into())
+        }
+        (None, Some(key), _) => SignIn::api_key(key),
+        (None, None, Some(token)) => SignIn::bearer(token),
+        (None, None, None) => anyhow::bail!(
+            "no token given; pass --token-file, or set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}"
+        ),
     };
-    let token = BearerToken(token.trim().into());
+    let sign_in = sign_in.with_allowed_hosts(args.allow_registry_host);
     let mut config = HttpConfig::default();
     config.max_body = LONGEST_LIST;
     config.tls = args.ca_file.as_deref().map(tls_from_file).transpose()?;
-    let client = Registry::new(args.registry.parse()?, token, HttpClient::new(config))?;
+    let client = Registry::new(args.registry.parse()?, sign_in, HttpClient::new(config))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = std::io::stdout().lock();
     runtime.block_on(async {

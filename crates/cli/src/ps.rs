@@ -98,7 +98,8 @@ async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> 
 
 async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
     let list = async {
-        let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
+        let options =
+            ConnectOptions { fail_fast: true, one_of_all: true, ..ConnectOptions::default() };
         let connected = target::resume(on, saved, options).await?;
         let listed = connected.client.process_list().await;
         connected.close().await;
@@ -114,7 +115,7 @@ async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
             }
         }
     };
-    Row { name: Some(saved.name.clone()), url: Some(saved.url.clone()), problem, process }
+    Row { name: Some(saved.name.clone()), url: Some(saved.shown_url()), problem, process }
 }
 
 /// An error as the content of a table cell.

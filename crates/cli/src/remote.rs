@@ -10,7 +10,7 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::{
     DirectEnvironmentConfig, ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig,
-    ServerConfig, SignInKind, SignInSources, run_direct_environment_until,
+    ServerConfig, SignIn, SignInKind, SignInSources, run_direct_environment_until,
     run_remote_environment_until, run_remote_executor_until, shutdown_signal,
 };
 
@@ -161,7 +161,8 @@ impl RemoteArgs {
         if self.registration_bearer_stdin {
             let environment_id =
                 self.environment_id.context("--remote needs --environment-id ID")?;
-            let token = read_bearer(&mut std::io::stdin().lock())?;
+            let token = SignIn::bearer(read_bearer(&mut std::io::stdin().lock())?.0)
+                .with_allowed_hosts(self.allow_registry_host);
             let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, token);
             config.name = name;
             config.server = server;

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
+use codex_exec_server::client::WebsocketDial;
 use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
@@ -61,30 +62,53 @@ pub(crate) struct SavedSession {
     /// Whether the process has a terminal.
     #[serde(default)]
     pub tty: bool,
+    /// The credential that the session was made with; no other one is sent to its server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<SavedCredential>,
+}
+
+/// What is remembered of a credential; never its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedCredential {
+    /// The flag or variable that it came from.
+    pub source: String,
+    /// A digest of it and its origin.
+    pub digest: String,
 }
 
 impl SavedSession {
-    /// A session to save; `None` if the server's sessions end with their connection.
+    /// A session to save; `None` if the server's sessions end with their connection, or if its URL has a
+    /// query, which may be a secret.
     pub(crate) fn new(
         name: &SessionName,
         on: &OnArgs,
         session: &str,
         process: &str,
         tty: bool,
-    ) -> Option<Self> {
-        let place = on.on.as_ref()?;
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(place) = &on.on else { return Ok(None) };
+        let Some(url) = place.url() else { return Ok(None) };
         let registry = match place {
             Place::Environment(_) => on.registry().ok(),
             _ => None,
         };
-        Some(Self {
+        Ok(Some(Self {
             name: name.to_string(),
-            url: place.url()?,
+            url,
             registry,
             session_id: session.to_owned(),
             process_id: process.to_owned(),
             tty,
-        })
+            credential: on.saved_credential()?,
+        }))
+    }
+
+    /// The server, for people: without what may be a secret in a file of an older version.
+    pub(crate) fn shown_url(&self) -> String {
+        match self.url.starts_with("ws") {
+            true => WebsocketDial::new(&self.url).redacted_url(),
+            false => self.url.clone(),
+        }
     }
 
     /// The saved session with this name.

@@ -177,7 +177,7 @@ impl ShellArgs {
                 free.next().context("cannot choose a name for the shell; pass --name")?
             }
         };
-        Ok(SavedSession::new(&name, &self.on, session, PROCESS, true))
+        SavedSession::new(&name, &self.on, session, PROCESS, true)
     }
 
     fn print_detached(&self, saved: Option<&SavedSession>, kept: bool) {

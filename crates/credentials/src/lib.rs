@@ -35,7 +35,7 @@ pub use login::{
     BrowserLogin, CallbackError, DeviceLogin, LoginError, login_issuer, login_with_api_key,
     login_with_tokens, logout,
 };
-pub use sign_in::{SignIn, SignInError};
+pub use sign_in::{SignIn, SignInError, fingerprint};
 pub use sources::{SignInKind, SignInSources};
 pub use timestamp::rfc3339;
 pub use tokens::{ChatGptTokens, finish_renewals};

@@ -36,6 +36,7 @@ impl Machine {
         std::fs::write(machine.path("home/.ssh/authorized_keys"), "mine").unwrap();
         std::fs::write(machine.path("work/precious"), "mine").unwrap();
         std::fs::write(machine.path("work/upload"), "content").unwrap();
+        std::fs::write(machine.path("work/patch"), PATCH).unwrap();
         std::fs::write(machine.path("outside/precious"), "mine").unwrap();
         // Links of the user's own; all but the last lead out of the destination.
         std::fs::write(machine.path("work/dest/trap/target"), "old").unwrap();
@@ -205,7 +206,7 @@ const CASES: &[Case] = &[
     case(&["rm", "-rf", "ON", "app/copy"]),
     case(&["search", "ON", "hello"]),
     case(&["search", "-C", "1", "ON", "hello", "tree"]),
-    case(&["apply-patch", "ON", PATCH]),
+    case(&["apply-patch", "ON", "patch"]),
     case(&["run", "ON", "--detach", "job", "--", "sleep", "1000"]),
     case(&["ps", "--patience", "0", "job"]),
     case(&["ps"]),

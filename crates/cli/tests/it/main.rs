@@ -10,6 +10,7 @@ mod commands;
 mod confined;
 mod cut_connections;
 mod denials;
+mod destinations;
 mod direct;
 mod errors;
 mod files;
