@@ -22,7 +22,7 @@ const LONGEST_LIST: usize = 64 << 20;
 
 /// List, show and remove the environments of a registry
 ///
-/// Needs a token with the right `manage` (codex rendezvous token create --can manage), in --token-file,
+/// Needs a token with the right `manage` (codex rendezvous token create --all --can manage), in --token-file,
 /// $CODEX_API_KEY or $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -6,12 +6,13 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use codex_exec_server::client::WebsocketDial;
+use codex_exec_server::credentials::{check_directory, create_new};
 use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
@@ -113,7 +114,9 @@ impl SavedSession {
 
     /// The saved session with this name.
     pub(crate) fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
-        let path = directory()?.join(format!("{name}.json"));
+        let directory = directory()?;
+        check_directory(&directory)?;
+        let path = directory.join(format!("{name}.json"));
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -178,13 +181,11 @@ impl SavedSession {
             .with_context(failed)?;
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
+        check_directory(&directory)?;
         let fresh = directory.join(format!(".{}.{}", self.name, std::process::id()));
-        let written = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&fresh)
+        // Left by a process with the same id that was killed.
+        let _ = fs::remove_file(&fresh);
+        let written = create_new(&fresh)
             .and_then(|mut to| to.write_all(&text))
             .and_then(|()| fs::rename(&fresh, &file));
         if written.is_err() {
