@@ -8,6 +8,7 @@ use codex_exec_host::process::ProcessHost;
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use codex_exec_server_protocol::{Assurance, PathUri};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -52,6 +53,7 @@ struct Shared {
     lanes: Lanes,
     message_budget: Budget,
     response_budget: Budget,
+    http_requests: Arc<Semaphore>,
 }
 
 impl Server {
@@ -66,6 +68,7 @@ impl Server {
             managed_networks: ManagedNetworks::new(&config),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
+            http_requests: Arc::new(Semaphore::new(config.http_requests)),
             confiner,
             config,
             host,
@@ -148,6 +151,11 @@ impl Server {
     }
 
     /// Memory for large responses, shared by all connections.
+    /// A permit for each `http/request` that may run.
+    pub(crate) fn http_requests(&self) -> &Arc<Semaphore> {
+        &self.0.http_requests
+    }
+
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
     }
