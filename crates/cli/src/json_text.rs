@@ -24,7 +24,7 @@ pub(crate) fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
 fn text(value: &impl Serialize, formatter: impl Formatter) -> serde_json::Result<String> {
     let mut out = Vec::new();
     value.serialize(&mut Serializer::with_formatter(&mut out, Escaping(formatter)))?;
-    String::from_utf8(out).map_err(|error| serde::ser::Error::custom(error))
+    String::from_utf8(out).map_err(serde::ser::Error::custom)
 }
 
 /// A formatter that escapes more of each string.

@@ -3,6 +3,7 @@
 //! Without it, the server runs in this process, so every command works without a server.
 
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -16,7 +17,7 @@ use codex_exec_server::{
     RemoteExecServerConnectArgs, Secret, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
-use crate::exit::{CommandError, print_stderr};
+use crate::exit::{CommandError, print_notice};
 use crate::own_files::own_files;
 use crate::place::{Place, place};
 use crate::saved_sessions::{SavedCredential, SavedSession};
@@ -34,9 +35,9 @@ const REGISTRY_VARIABLES: [&str; 2] =
 /// The flags that choose a server.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OnArgs {
-    /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
-    /// protocol over stdin and stdout) or env:ID (an environment behind a rendezvous) [default: this
-    /// machine, without a server]
+    /// Work on this server: ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND (a
+    /// command that speaks the protocol over stdin and stdout) or env:ID (an environment behind a
+    /// rendezvous) [default: this machine, without a server]
     #[arg(long, help_heading = "Connection", value_name = "SERVER", env = "CODEX_EXEC_SERVER_URL",
           hide_env_values = true, value_parser = place)]
     pub on: Option<Place>,
@@ -45,6 +46,28 @@ pub(crate) struct OnArgs {
     /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login for env:]
     #[arg(long, help_heading = "Connection", value_name = "PATH")]
     token_file: Option<PathBuf>,
+
+    /// Show the server of wss:// this certificate, in PEM
+    #[arg(
+        long,
+        help_heading = "Connection",
+        value_name = "PATH",
+        requires = "client_key",
+        env = "CODEX_CLIENT_CERTIFICATE",
+        hide_env_values = true
+    )]
+    client_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(
+        long,
+        help_heading = "Connection",
+        value_name = "PATH",
+        requires = "client_cert",
+        env = "CODEX_CLIENT_KEY",
+        hide_env_values = true
+    )]
+    client_key: Option<PathBuf>,
 
     /// Look up env:ID in this registry [default: $CODEX_REGISTRY_URL]
     #[arg(long, help_heading = "Connection", value_name = "URL")]
@@ -185,13 +208,11 @@ impl OnArgs {
                 let origin = origin(url)?;
                 if let Some(token) = self.token(&origin)? {
                     if may_send(CredentialKind::ServerToken, &origin, &[]) != Verdict::Send {
-                        print_stderr(format_args!(
-                            "warning: the token is sent to {} unencrypted; use wss:// or a tunnel",
-                            origin.host()
-                        ));
+                        warn_in_clear(url);
                     }
                     args.bearer_token = Some(token.credential.expose().to_owned());
                 }
+                args.client_certificate = self.client_cert.clone().zip(self.client_key.clone());
                 args.resume_session_id = connect.resume_session_id;
                 args.detach_ttl = connect.detach_ttl;
                 args.reconnect = connect.reconnect;
@@ -342,6 +363,18 @@ fn origin(url: &str) -> anyhow::Result<Origin> {
     url.parse().with_context(|| format!("invalid --on URL {shown}"))
 }
 
+/// Warns, once, before a token goes unencrypted to another machine.
+fn warn_in_clear(url: &str) {
+    static WARNED: Once = Once::new();
+    let shown = WebsocketDial::new(url).redacted_url();
+    WARNED.call_once(|| {
+        print_notice(format_args!(
+            "warning: the token goes to {shown} unencrypted, where others can read it; use wss://, or \
+             stdio: over ssh"
+        ));
+    });
+}
+
 fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut config = ServerConfig::default();
@@ -366,4 +399,34 @@ pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyh
     // A thread that waits for a terminal or a pipe would block the runtime's shutdown.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_websockets_to_other_machines_are_in_clear() {
+        for (url, in_clear) in [
+            ("ws://example.com:1", true),
+            ("ws://10.0.0.1", true),
+            ("ws://[2001:db8::1]:4500/x", true),
+            // Refused, with or without a token.
+            ("ws://localhost@example.com/", false),
+            ("ws://localhost.example.com", true),
+            ("ws://127.0.0.1:1", false),
+            ("ws://user:word@127.8.8.8:1/", false),
+            ("ws://[::1]:1", false),
+            ("ws://[::ffff:127.0.0.1]:1", false),
+            ("ws://LocalHost:1", false),
+            ("wss://example.com", false),
+            ("unix:/run/x", false),
+            ("vsock:2:1", false),
+        ] {
+            let origin = origin(url);
+            let verdict = origin.map(|origin| may_send(CredentialKind::ServerToken, &origin, &[]));
+            let found = matches!(verdict, Ok(Verdict::SendInClear));
+            assert_eq!(found, in_clear, "{url}");
+        }
+    }
 }

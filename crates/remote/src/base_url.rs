@@ -73,6 +73,11 @@ impl BaseUrl {
         self.origin.is_loopback()
     }
 
+    /// Whether the scheme is https.
+    pub fn is_https(&self) -> bool {
+        self.origin.is_secure()
+    }
+
     /// Whether requests are protected on the way: by https, or because the host is this machine.
     pub fn is_private(&self) -> bool {
         self.origin.is_secure() || self.is_loopback()

@@ -16,6 +16,8 @@ pub struct Origin {
     /// In lower case, without the brackets of an IPv6 address and the dot at the end of a name.
     host: String,
     port: u16,
+    /// A socket that leads to no network: `unix:PATH` or `vsock:CID:PORT`, which is the `host`.
+    local: bool,
 }
 
 /// Why a URL has no origin for credentials.
@@ -36,6 +38,9 @@ impl FromStr for Origin {
     type Err = OriginError;
 
     fn from_str(url: &str) -> Result<Self, Self::Err> {
+        if url.starts_with("unix:") || url.starts_with("vsock:") {
+            return Ok(Self { secure: false, host: url.to_owned(), port: 0, local: true });
+        }
         let uri: Uri = url.trim().parse().map_err(|_| OriginError::Scheme)?;
         let secure = match uri.scheme_str() {
             Some("https" | "wss") => true,
@@ -52,7 +57,7 @@ impl FromStr for Origin {
             return Err(OriginError::Host);
         }
         let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        Ok(Self { secure, host, port })
+        Ok(Self { secure, host, port, local: false })
     }
 }
 
@@ -67,9 +72,11 @@ impl Origin {
         self.secure
     }
 
-    /// Whether the host is this machine.
+    /// Whether the host is this machine, or a socket leads to it without a network.
     pub fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+        self.local
+            || self.host == "localhost"
+            || self.host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback())
     }
 
     /// Whether the host is under openai.com or openai.org, over TLS.
@@ -85,6 +92,9 @@ impl Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.local {
+            return f.write_str(&self.host);
+        }
         let scheme = if self.secure { "https" } else { "http" };
         match self.host.contains(':') {
             true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
@@ -182,6 +192,7 @@ mod tests {
             ("127.8.9.1", true, false),
             ("[::1]", true, false),
             ("localhost", true, false),
+            ("[::ffff:127.0.0.1]", true, false),
             ("LocalHost.", true, false),
             ("localhost.evil.example", false, false),
             ("127.0.0.1.evil.example", false, false),
@@ -244,6 +255,11 @@ mod tests {
         }
         let same = |a: &str, b: &str| a.parse::<Origin>().unwrap() == b.parse::<Origin>().unwrap();
         assert!(same("https://h/x", "wss://H:443") && same("ws://h", "http://h.:80/"));
+        for local in ["unix:/run/a.sock", "vsock:3:4500"] {
+            let origin: Origin = local.parse().unwrap();
+            assert!(origin.is_loopback() && origin.to_string() == local);
+        }
+        assert!(!same("unix:/a", "unix:/b"));
         assert!(!same("https://h", "http://h") && !same("http://h:1", "http://h:2"));
     }
 }
