@@ -28,11 +28,14 @@ const SECRETS: &[(&str, &str)] = &[
     ("refresh token", "secret-of-the-renewal"),
 ];
 
+/// What came where.
+type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
 /// Listeners that record what they receive: servers, registries, and a proxy that plays every host.
 struct World {
     runtime: tokio::runtime::Runtime,
     home: tempfile::TempDir,
-    received: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    received: Received,
     proxy: SocketAddr,
 }
 
@@ -135,7 +138,7 @@ fn secret(name: &str) -> &'static str {
 }
 
 /// Records what comes to a listener with this name.
-async fn listen(received: &Arc<Mutex<Vec<(String, Vec<u8>)>>>, name: &'static str) -> SocketAddr {
+async fn listen(received: &Received, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let received = received.clone();
@@ -148,11 +151,7 @@ async fn listen(received: &Arc<Mutex<Vec<(String, Vec<u8>)>>>, name: &'static st
 }
 
 /// Records one connection, and refuses each request on it. A tunnel is recorded under its target's name.
-async fn record(
-    mut stream: TcpStream,
-    received: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
-    mut place: String,
-) -> Option<()> {
+async fn record(mut stream: TcpStream, received: Received, mut place: String) -> Option<()> {
     loop {
         let mut head = Vec::new();
         while !head.windows(4).any(|end| end == b"\r\n\r\n") {
