@@ -20,8 +20,8 @@ use crate::signals::Signals;
 /// Copy files to, from or within the server
 ///
 /// Paths on the server start with a colon. A copy replaces its destination only when it is complete.
-/// A new file gets the permissions of its source (without set-id and sticky bits); an existing file
-/// keeps its permissions and owner.
+/// A new file gets the permissions of its source (without set-id and sticky bits, and on this machine
+/// without those of the umask); an existing file keeps its permissions and owner.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "codex cp [OPTIONS] <SOURCE>... <DESTINATION>",
@@ -35,7 +35,8 @@ Examples:
 cp follows links to files, at the destination too. With -r it skips links to directories, broken
 links, pipes, sockets and devices, and prints what it skipped. If a file cannot be read or changes
 while it is copied, cp prints an error, copies the rest and exits with 1. cp refuses to write to a
-pipe, a socket or a device; use codex cat for that."
+pipe, a socket or a device; use codex cat for that. A download writes nothing outside its
+destination: it does not follow links below it that lead out."
 )]
 pub(crate) struct CpArgs {
     #[command(flatten)]
@@ -194,7 +195,7 @@ impl Copy<'_> {
         self.check_remote(&path, from).await?;
         let mut to = to.to_owned();
         if into {
-            to.push(OsStr::from_bytes(name_of(&path)?));
+            to.push(OsStr::from_bytes(written_name(from, &path)?));
         }
         let (bar, options) = self.progress(&format!(":{from}"));
         let result = self.files.download(&path, &to, &options).await;
@@ -232,8 +233,10 @@ impl Copy<'_> {
 
     /// A progress bar if stderr is a terminal.
     fn progress(&self, shown: &str) -> (ProgressBar, TransferOptions) {
+        let mut options = TransferOptions::default();
+        options.recursive = self.args.recursive;
         if self.args.quiet || !std::io::stderr().is_terminal() {
-            return (ProgressBar::hidden(), TransferOptions::default());
+            return (ProgressBar::hidden(), options);
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = "{msg}  {wide_bar} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
@@ -243,7 +246,7 @@ impl Copy<'_> {
         let shown = crate::style::printable(shown);
         bar.set_message(shown.clone());
         let updated = bar.clone();
-        let options = TransferOptions::default().on_progress(move |at| {
+        let options = options.on_progress(move |at| {
             updated.set_length(at.total_bytes);
             updated.set_position(at.bytes);
             if at.total_files > 1 {
@@ -260,6 +263,21 @@ fn name_of(path: &PathUri) -> anyhow::Result<&[u8]> {
             bail!("cannot copy :/ into a directory; name a destination that does not exist yet")
         }
         name => Ok(name),
+    }
+}
+
+/// The local name of a download: the last name that the user wrote. The server decides what `.`, `..` and
+/// `~` are, so those name nothing here.
+fn written_name<'a>(written: &'a str, path: &'a PathUri) -> anyhow::Result<&'a [u8]> {
+    if written.starts_with("file:") || written.bytes().all(|byte| byte == b'/') {
+        return name_of(path);
+    }
+    match written.split('/').rfind(|name| !name.is_empty()) {
+        Some("." | ".." | "~") | None => bail!(
+            "`:{written}` has no name of its own, and the server should not choose one; name the copy, \
+             such as ./copy"
+        ),
+        Some(name) => Ok(name.as_bytes()),
     }
 }
 
@@ -284,5 +302,17 @@ mod tests {
         assert_eq!(parse("a:b"), Endpoint::Local("a:b".into()));
         assert_eq!(parse(":a"), Endpoint::Remote("a".into()));
         assert_eq!(parse(":"), Endpoint::Remote(".".into()));
+    }
+
+    #[test]
+    fn the_server_does_not_choose_the_name_of_a_download() {
+        let path: PathUri = "/home/me/.ssh".parse().unwrap();
+        for (written, name) in [("a", "a"), ("~/x/", "x"), ("/a/b//", "b"), ("../c", "c")] {
+            assert_eq!(written_name(written, &path).unwrap(), name.as_bytes());
+        }
+        assert_eq!(written_name("file:///home/me/.ssh", &path).unwrap(), b".ssh");
+        for written in [".", "..", "~", "~/", "./", "a/..", "a/."] {
+            written_name(written, &path).unwrap_err();
+        }
     }
 }

@@ -7,19 +7,22 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use codex_exec_server::remote_mode::{
-    BearerToken, EnvironmentStatus, HttpClient, HttpConfig, Registry, tls_from_file,
+    EnvironmentStatus, HttpClient, HttpConfig, Registry, tls_from_file,
 };
+use codex_exec_server::{SignIn, SignInSources};
 use codex_rendezvous::Clock;
 
+use crate::json_text;
 use crate::on::HARNESS_TOKEN_VARIABLE;
 use crate::rendezvous::rough_duration;
+use crate::style::printable;
 
 /// The longest list of environments to read, in bytes.
 const LONGEST_LIST: usize = 64 << 20;
 
 /// List, show and remove the environments of a registry
 ///
-/// Needs a token with the right `manage` (codex rendezvous token create --can manage), in --token-file,
+/// Needs a token with the right `manage` (codex rendezvous token create --all --can manage), in --token-file,
 /// $CODEX_API_KEY or $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -42,6 +45,11 @@ pub(crate) struct EnvironmentsArgs {
     /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN]
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
+
+    /// Allow sending credentials to a registry on this host, even if they are restricted to other
+    /// hosts; can be repeated
+    #[arg(long, value_name = "HOST", global = true)]
+    allow_registry_host: Vec<String>,
 
     /// Trust the certificate authorities in this PEM file instead of the system's
     #[arg(long, value_name = "FILE", global = true)]
@@ -72,23 +80,24 @@ enum EnvironmentsCommand {
 }
 
 pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
-    let token = match &args.token_file {
-        Some(file) => std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read {}", file.display()))?,
-        None => std::env::var("CODEX_API_KEY")
-            .or_else(|_| std::env::var(HARNESS_TOKEN_VARIABLE))
-            .ok()
-            .with_context(|| {
-                format!(
-                    "no token given; pass --token-file, or set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}"
-                )
-            })?,
+    let sources = SignInSources::from_env();
+    let sign_in = match (&args.token_file, sources.api_key, sources.harness_token) {
+        (Some(file), ..) => {
+            let token = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            SignIn::bearer(token.trim().into())
+        }
+        (None, Some(key), _) => SignIn::api_key(key),
+        (None, None, Some(token)) => SignIn::bearer(token),
+        (None, None, None) => anyhow::bail!(
+            "no token given; pass --token-file, or set CODEX_API_KEY or {HARNESS_TOKEN_VARIABLE}"
+        ),
     };
-    let token = BearerToken(token.trim().into());
+    let sign_in = sign_in.with_allowed_hosts(args.allow_registry_host);
     let mut config = HttpConfig::default();
     config.max_body = LONGEST_LIST;
     config.tls = args.ca_file.as_deref().map(tls_from_file).transpose()?;
-    let client = Registry::new(args.registry.parse()?, token, HttpClient::new(config))?;
+    let client = Registry::new(args.registry.parse()?, sign_in, HttpClient::new(config))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = std::io::stdout().lock();
     runtime.block_on(async {
@@ -96,7 +105,7 @@ pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             EnvironmentsCommand::List => {
                 let all = client.list().await?;
                 if args.json {
-                    writeln!(out, "{}", serde_json::to_string(&all)?)?;
+                    writeln!(out, "{}", json_text::line(&all)?)?;
                 } else {
                     table(&mut out, &all)?;
                 }
@@ -104,7 +113,7 @@ pub(crate) fn run(args: EnvironmentsArgs) -> anyhow::Result<ExitCode> {
             EnvironmentsCommand::Show { id } => {
                 let one = client.show(&id).await?;
                 if args.json {
-                    writeln!(out, "{}", serde_json::to_string(&one)?)?;
+                    writeln!(out, "{}", json_text::line(&one)?)?;
                 } else {
                     details(&mut out, &one)?;
                 }
@@ -127,10 +136,11 @@ fn state(one: &EnvironmentStatus, now: u64) -> String {
 
 fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()> {
     let now = Clock::default().now();
-    let width = all.iter().map(|one| one.environment_id.len()).max().unwrap_or(0).max(11);
+    let ids: Vec<String> = all.iter().map(|one| printable(&one.environment_id)).collect();
+    let width = ids.iter().map(|id| id.chars().count()).max().unwrap_or(0).max(11);
     writeln!(out, "{:<width$}  {:<24}  HARNESSES  STREAMS", "ENVIRONMENT", "STATE")?;
-    for one in all {
-        let (id, harnesses, streams) = (&one.environment_id, one.harnesses, one.streams);
+    for (one, id) in all.iter().zip(&ids) {
+        let (harnesses, streams) = (one.harnesses, one.streams);
         writeln!(out, "{id:<width$}  {:<24}  {harnesses:>9}  {streams:>7}", state(one, now))?;
     }
     Ok(())
@@ -139,12 +149,12 @@ fn table(out: &mut impl Write, all: &[EnvironmentStatus]) -> std::io::Result<()>
 fn details(out: &mut impl Write, one: &EnvironmentStatus) -> std::io::Result<()> {
     let now = Clock::default().now();
     let profile = one.security_profile.as_deref().unwrap_or("none (older revision, not encrypted)");
-    writeln!(out, "environment   {}", one.environment_id)?;
+    writeln!(out, "environment   {}", printable(&one.environment_id))?;
     writeln!(out, "state         {}", state(one, now))?;
     writeln!(out, "registered    {} ago", rough_duration(now.saturating_sub(one.registered)))?;
-    writeln!(out, "registration  {}", one.executor_registration_id)?;
-    writeln!(out, "security      {profile}")?;
-    writeln!(out, "token         {}", one.token)?;
+    writeln!(out, "registration  {}", printable(&one.executor_registration_id))?;
+    writeln!(out, "security      {}", printable(profile))?;
+    writeln!(out, "token         {}", printable(&one.token))?;
     writeln!(out, "harnesses     {}", one.harnesses)?;
     writeln!(out, "streams       {}", one.streams)
 }

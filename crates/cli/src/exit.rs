@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use codex_exec_server::{ErrorKind, ExecServerError};
 
-use crate::style::printable;
+use crate::style::{printable, printable_lines};
 
 /// A failure; the message says what to do.
 pub(crate) const FAILURE: u8 = 1;
@@ -164,14 +164,14 @@ fn message(error: &anyhow::Error) -> String {
     parts.join(": ").lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints one line to stderr; ignores a failure to do so.
+/// Prints a message to stderr, filtered; ignores a failure to do so.
 pub(crate) fn print_stderr(message: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "codex: {message}");
+    print_notice(format_args!("codex: {message}"));
 }
 
-/// Prints text to stderr as it is; ignores a failure to do so.
+/// Prints text to stderr, filtered; ignores a failure to do so.
 pub(crate) fn print_notice(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable_lines(&text.to_string()));
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

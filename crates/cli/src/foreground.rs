@@ -460,7 +460,7 @@ impl Foreground<'_> {
                 _ => continue,
             };
             if io::stderr().is_terminal() {
-                self.print_between(&format!("codex: {message}"));
+                self.print_between(&crate::style::printable(&format!("codex: {message}")));
             }
         }
         std::future::pending().await

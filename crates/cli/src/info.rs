@@ -32,7 +32,7 @@ pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<ExitCode> {
             args.on.connect(ConnectOptions { sandbox: true, ..ConnectOptions::default() }).await?;
         let info = connected.client.info();
         let text = if args.json {
-            format!("{}\n", serde_json::to_string_pretty(&*info)?)
+            format!("{}\n", crate::json_text::pretty(&*info)?)
         } else {
             describe(&args.on.display(), &connected.client, &info)
         };

@@ -16,6 +16,7 @@ mod foreground;
 mod hosts;
 mod info;
 mod input;
+mod json_text;
 mod kill;
 mod limits;
 mod logging;

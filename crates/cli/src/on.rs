@@ -2,7 +2,6 @@
 //!
 //! Without it, the server runs in this process, so every command works without a server.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
@@ -11,18 +10,22 @@ use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::Lifeline;
 use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
-use codex_exec_server::credentials::finish_renewals;
+use codex_exec_server::credentials::{fingerprint, finish_renewals};
+use codex_exec_server::remote_mode::{CredentialKind, Origin, Verdict, may_send};
 use codex_exec_server::{
     ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
-    RemoteExecServerConnectArgs, Server, ServerConfig, SignIn, SignInKind, SignInSources,
+    RemoteExecServerConnectArgs, Secret, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
-use crate::exit::CommandError;
+use crate::exit::{CommandError, print_notice};
 use crate::own_files::own_files;
 use crate::place::{Place, place};
+use crate::saved_sessions::{SavedCredential, SavedSession};
 
 /// The variable with the bearer token, unless `--token-file` is given.
 pub(crate) const TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_TOKEN";
+/// The flag as the source of a token.
+const TOKEN_FILE: &str = "--token-file";
 /// The variable with the token for environments.
 pub(crate) const HARNESS_TOKEN_VARIABLE: &str = "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN";
 /// The variables with the registry's URL, unless `--registry` is given; other harnesses read the second.
@@ -79,6 +82,25 @@ pub(crate) struct OnArgs {
     /// shell: its --keep]
     #[arg(long, help_heading = "Connection", value_name = "SECONDS", value_parser = seconds)]
     patience: Option<Duration>,
+
+    /// For a saved session: the credential that it was made with.
+    #[arg(skip)]
+    saved: Option<SavedWith>,
+}
+
+/// What a saved session was made with.
+#[derive(Debug, Clone)]
+struct SavedWith {
+    credential: Option<SavedCredential>,
+    /// Whether the user named this session, so that a `--token-file` is meant for it.
+    named: bool,
+}
+
+/// A credential and its source.
+struct Sourced<T> {
+    credential: T,
+    /// `--token-file`, the name of a variable, or `codex login`.
+    source: &'static str,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -99,6 +121,8 @@ pub(crate) struct ConnectOptions {
     pub patience: Option<Duration>,
     /// Neither wait for a session that another connection holds, nor reconnect.
     pub fail_fast: bool,
+    /// Whether the user named no session, and this is one of all that are saved.
+    pub one_of_all: bool,
     /// Whether a server in this process needs sandboxes. If so, it probes what the machine offers, which
     /// starts some processes.
     pub sandbox: bool,
@@ -112,13 +136,41 @@ pub(crate) struct Connected {
 }
 
 impl OnArgs {
-    /// The same credentials for another place, and its registry.
-    pub(crate) fn with_place(&self, place: Place, registry: Option<String>) -> Self {
+    /// The flags for the place of a saved session. Credentials go there only if they are the ones that the
+    /// session was made with, or if the user named the session and a token for it.
+    pub(crate) fn for_saved(&self, place: Place, session: &SavedSession, named: bool) -> Self {
         Self {
             on: Some(place),
-            registry: registry.or_else(|| self.registry.clone()),
+            registry: session.registry.clone().or_else(|| self.registry.clone()),
+            saved: Some(SavedWith { credential: session.credential.clone(), named }),
             ..self.clone()
         }
+    }
+
+    /// What a session remembers of the credential that it is made with.
+    pub(crate) fn saved_credential(&self) -> anyhow::Result<Option<SavedCredential>> {
+        Ok(match &self.on {
+            Some(Place::Websocket(url)) => {
+                let origin = origin(url)?;
+                self.token(&origin)?.map(|token| {
+                    let digest = fingerprint(&origin, &token.credential);
+                    SavedCredential { source: token.source.to_owned(), digest }
+                })
+            }
+            Some(Place::Environment(_)) => {
+                let (registry, sign_in) = (self.registry()?.parse()?, self.sign_in()?);
+                let digest = sign_in.credential.fingerprint(&registry);
+                Some(SavedCredential { source: sign_in.source.to_owned(), digest })
+            }
+            None | Some(Place::Stdio(_)) => None,
+        })
+    }
+
+    /// Whether this credential may go to a session that was saved.
+    fn belongs(&self, digest: &str, source: &str) -> bool {
+        let Some(saved) = &self.saved else { return true };
+        let same = saved.credential.as_ref().is_some_and(|saved| saved.digest == digest);
+        same || (saved.named && source == TOKEN_FILE)
     }
 
     /// The URL of the registry.
@@ -153,9 +205,12 @@ impl OnArgs {
             }
             Some(Place::Websocket(url)) => {
                 let mut args = RemoteExecServerConnectArgs::new(url, connect.client_name);
-                args.bearer_token = self.token()?;
-                if args.bearer_token.is_some() {
-                    warn_in_clear(url);
+                let origin = origin(url)?;
+                if let Some(token) = self.token(&origin)? {
+                    if may_send(CredentialKind::ServerToken, &origin, &[]) != Verdict::Send {
+                        warn_in_clear(url);
+                    }
+                    args.bearer_token = Some(token.credential.expose().to_owned());
                 }
                 args.client_certificate = self.client_cert.clone().zip(self.client_key.clone());
                 args.resume_session_id = connect.resume_session_id;
@@ -168,6 +223,15 @@ impl OnArgs {
             }
             Some(Place::Environment(id)) => {
                 let (registry, sign_in) = (self.registry()?, self.sign_in()?);
+                let digest = sign_in.credential.fingerprint(&registry.parse()?);
+                if !self.belongs(&digest, sign_in.source) {
+                    bail!(
+                        "the session was made with another credential than the {} at hand, which is \
+                         not sent to its registry; pass the right one with --token-file PATH",
+                        sign_in.credential.describe()
+                    );
+                }
+                let sign_in = sign_in.credential;
                 ExecServerClient::connect_environment(&registry, id, sign_in, connect).await
             }
         };
@@ -201,23 +265,33 @@ impl OnArgs {
         }
     }
 
-    /// The token for a websocket, if there is one.
-    fn token(&self) -> anyhow::Result<Option<String>> {
-        if let Some(token) = self.token_in_file()? {
-            return Ok(Some(token));
-        }
-        let token = std::env::var(TOKEN_VARIABLE).unwrap_or_default();
-        Ok(Some(token.trim().to_owned()).filter(|token| !token.is_empty()))
+    /// The token for the websocket at this origin, if there is one that belongs there.
+    fn token(&self, origin: &Origin) -> anyhow::Result<Option<Sourced<Secret>>> {
+        let token = match self.token_in_file()? {
+            Some(token) => Sourced { credential: token.into(), source: TOKEN_FILE },
+            None => {
+                let token = std::env::var(TOKEN_VARIABLE).unwrap_or_default();
+                Sourced { credential: token.trim().into(), source: TOKEN_VARIABLE }
+            }
+        };
+        let belongs = self.belongs(&fingerprint(origin, &token.credential), token.source);
+        Ok(Some(token).filter(|token| belongs && !token.credential.is_blank()))
     }
 
     /// The credential for a registry.
-    fn sign_in(&self) -> anyhow::Result<SignIn> {
+    fn sign_in(&self) -> anyhow::Result<Sourced<SignIn>> {
         let mut sources = SignInSources::from_env();
         sources.allowed_hosts.clone_from(&self.allow_registry_host);
+        let mut source = match (&sources.harness_token, &sources.api_key) {
+            (Some(_), _) => HARNESS_TOKEN_VARIABLE,
+            (None, Some(_)) => "CODEX_API_KEY",
+            (None, None) => "codex login",
+        };
         if let Some(token) = self.token_in_file()? {
             sources.harness_token = Some(token.into());
+            source = TOKEN_FILE;
         }
-        Ok(sources.sign_in(SignInKind::Harness)?)
+        Ok(Sourced { credential: sources.sign_in(SignInKind::Harness)?, source })
     }
 
     fn token_in_file(&self) -> anyhow::Result<Option<String>> {
@@ -283,33 +357,22 @@ impl Connected {
     }
 }
 
+/// The origin of a websocket URL. One with a user or a password is refused: it would be saved and shown.
+fn origin(url: &str) -> anyhow::Result<Origin> {
+    let shown = WebsocketDial::new(url).redacted_url();
+    url.parse().with_context(|| format!("invalid --on URL {shown}"))
+}
+
 /// Warns, once, before a token goes unencrypted to another machine.
 fn warn_in_clear(url: &str) {
     static WARNED: Once = Once::new();
-    if is_in_clear(url) {
-        let shown = WebsocketDial::new(url).redacted_url();
-        WARNED.call_once(|| {
-            eprintln!(
-                "warning: the token goes to {shown} unencrypted, where others can read it; use wss://, or \
-                 stdio: over ssh"
-            );
-        });
-    }
-}
-
-/// Whether a connection to this URL leaves this machine unencrypted.
-fn is_in_clear(url: &str) -> bool {
-    let Some(rest) = url.strip_prefix("ws://") else { return false };
-    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let host = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
-        Some((host, _)) => host,
-        None => host.split_once(':').map_or(host, |(host, _)| host),
-    };
-    match host.parse::<IpAddr>() {
-        Ok(ip) => !ip.to_canonical().is_loopback(),
-        Err(_) => !host.eq_ignore_ascii_case("localhost"),
-    }
+    let shown = WebsocketDial::new(url).redacted_url();
+    WARNED.call_once(|| {
+        print_notice(format_args!(
+            "warning: the token goes to {shown} unencrypted, where others can read it; use wss://, or \
+             stdio: over ssh"
+        ));
+    });
 }
 
 fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
@@ -348,7 +411,8 @@ mod tests {
             ("ws://example.com:1", true),
             ("ws://10.0.0.1", true),
             ("ws://[2001:db8::1]:4500/x", true),
-            ("ws://localhost@example.com/", true),
+            // Refused, with or without a token.
+            ("ws://localhost@example.com/", false),
             ("ws://localhost.example.com", true),
             ("ws://127.0.0.1:1", false),
             ("ws://user:word@127.8.8.8:1/", false),
@@ -359,7 +423,10 @@ mod tests {
             ("unix:/run/x", false),
             ("vsock:2:1", false),
         ] {
-            assert_eq!(is_in_clear(url), in_clear, "{url}");
+            let origin = origin(url);
+            let verdict = origin.map(|origin| may_send(CredentialKind::ServerToken, &origin, &[]));
+            let found = matches!(verdict, Ok(Verdict::SendInClear));
+            assert_eq!(found, in_clear, "{url}");
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
 
 use crate::exit::print_stderr;
+use crate::json_text;
 
 /// Stdout and stderr of this program.
 #[derive(Debug)]
@@ -96,9 +97,8 @@ impl Sink {
     }
 
     async fn print(&mut self, line: &JsonEvent<'_>) -> io::Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        write(&mut self.stdout, &text).await
+        let text = json_text::line(line)? + "\n";
+        write(&mut self.stdout, text.as_bytes()).await
     }
 }
 

@@ -12,9 +12,13 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The place as text for [`place`]; `None` if its sessions end with their connection.
+    /// The place as text for [`place`], to be saved; `None` if its sessions end with their connection, or if
+    /// its URL has a query or a fragment, which may be a secret.
     pub(crate) fn url(&self) -> Option<String> {
         match self {
+            Self::Websocket(url) if url.starts_with("ws") => {
+                (!url.contains(['?', '#', '@'])).then(|| url.clone())
+            }
             Self::Websocket(url) => Some(url.clone()),
             Self::Stdio(_) => None,
             Self::Environment(id) => Some(format!("env:{id}")),

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
             }
         };
         let text = if args.json {
-            format!("{}\n", serde_json::to_string_pretty(&rows)?)
+            format!("{}\n", crate::json_text::pretty(&rows)?)
         } else if rows.is_empty() {
             print_stderr(format_args!(
                 "no detached processes; start one with codex run --detach NAME"
@@ -99,7 +99,8 @@ async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> 
 
 async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
     let list = async {
-        let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
+        let options =
+            ConnectOptions { fail_fast: true, one_of_all: true, ..ConnectOptions::default() };
         let connected = target::resume(on, saved, options).await?;
         let listed = connected.client.process_list().await;
         connected.close().await;
@@ -115,7 +116,7 @@ async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
             }
         }
     };
-    Row { name: Some(saved.name.clone()), url: Some(saved.url.clone()), problem, process }
+    Row { name: Some(saved.name.clone()), url: Some(saved.shown_url()), problem, process }
 }
 
 /// An error as the content of a table cell.

@@ -12,11 +12,11 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::{
     DirectEnvironmentConfig, ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig,
-    ServerConfig, SignInKind, SignInSources, run_direct_environment_until,
+    ServerConfig, SignIn, SignInKind, SignInSources, run_direct_environment_until,
     run_remote_environment_until, run_remote_executor_until, shutdown_signal,
 };
 
-use codex_exec_server::remote_mode::{BearerToken, Credential};
+use codex_exec_server::remote_mode::Credential;
 
 use crate::config_args::ConfigArgs;
 
@@ -173,7 +173,8 @@ impl RemoteArgs {
         let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         let stdin_credential: Option<Arc<dyn Credential>> = if self.registration_bearer_stdin {
             let token = read_token_line(&mut std::io::stdin().lock(), MAX_BEARER_LINE)?;
-            Some(Arc::new(BearerToken(token)))
+            let hosts = self.allow_registry_host.clone();
+            Some(Arc::new(SignIn::bearer(token).with_allowed_hosts(hosts)))
         } else if self.chatgpt_token_stdin {
             require_pipe()?;
             let account_id = self.chatgpt_account_id.as_deref();

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use codex_exec_server::shutdown_signal;
 use codex_rendezvous::{
     Clock, Config, NatsOptions, NatsServers, NatsTokens, PublicUrl, Right, Scope, ServeOptions,
@@ -15,6 +15,7 @@ use codex_rendezvous::{
 };
 
 use crate::exec_server::parse_duration;
+use crate::exit::print_stderr;
 
 /// Host your own registry and rendezvous, to reach machines behind NAT
 ///
@@ -24,7 +25,7 @@ use crate::exec_server::parse_duration;
 #[command(after_help = "\
 Example, all on one machine:
   codex rendezvous serve --listen 127.0.0.1:4600 --data ./data &
-  codex rendezvous token create --data ./data --environment laptop > token
+  codex rendezvous token create --data ./data --environment laptop --can register,connect > token
   export CODEX_API_KEY=$(cat token)
   codex exec-server --remote http://127.0.0.1:4600 --environment-id laptop")]
 pub(crate) struct RendezvousArgs {
@@ -126,26 +127,45 @@ enum TokenCommand {
 Examples:
   codex rendezvous token create --environment laptop --can register          for one exec-server
   codex rendezvous token create --prefix ci- --can connect --expires 30d     for clients of ci-*
-  codex rendezvous token create --can manage                                 for codex environments")]
+  codex rendezvous token create --all --can manage                           for codex environments")]
+#[command(group(ArgGroup::new("scope").required(true).args(["environment", "prefix", "all"])))]
 struct CreateArgs {
     #[command(flatten)]
     data: DataArgs,
 
-    /// Limit the token to this environment [default: all environments]
-    #[arg(long, value_name = "ID", conflicts_with = "prefix")]
+    /// Limit the token to this environment
+    #[arg(long, value_name = "ID")]
     environment: Option<String>,
 
     /// Limit the token to environments whose id starts with this
     #[arg(long, value_name = "PREFIX")]
     prefix: Option<String>,
 
+    /// Let the token be for all environments
+    #[arg(long)]
+    all: bool,
+
     /// Rights: register (be an environment), connect (use one), manage (list and remove them)
-    #[arg(long, value_name = "RIGHTS", value_delimiter = ',', default_value = "register,connect")]
+    #[arg(long, value_name = "RIGHTS", value_delimiter = ',', required = true)]
     can: Vec<Right>,
 
-    /// Let the token expire after this time: 12h, 30d [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    expires: Option<Duration>,
+    /// Let the token expire after this time: 12h, 30d, never
+    #[arg(long, value_name = "TIME", value_parser = parse_expiry, default_value = "90d")]
+    expires: Expiry,
+}
+
+/// When a token expires.
+#[derive(Debug, Clone, Copy)]
+enum Expiry {
+    After(Duration),
+    Never,
+}
+
+fn parse_expiry(text: &str) -> Result<Expiry, String> {
+    match text {
+        "never" => Ok(Expiry::Never),
+        text => Ok(Expiry::After(parse_duration(text)?)),
+    }
 }
 
 /// Revoke a token and close the connections opened with it
@@ -216,7 +236,15 @@ fn create(args: CreateArgs) -> anyhow::Result<ExitCode> {
         (None, None) => Scope::Any,
     };
     let now = Clock::default().now();
-    let expires = args.expires.map(|time| now + time.as_secs());
+    let expires = match args.expires {
+        Expiry::After(time) => Some(now.saturating_add(time.as_secs())),
+        Expiry::Never => {
+            print_stderr(format_args!(
+                "warning: this token never expires; codex rendezvous token revoke ends it"
+            ));
+            None
+        }
+    };
     let made =
         with_tokens(args.data, async |book| Ok(book.create(scope, args.can, now, expires).await?));
     let (token, record) = made.context("cannot create a token")?;

@@ -20,6 +20,7 @@ use crate::hosts::{HostArgs, HostRules, Watched};
 use crate::limits::{self, RunLimits};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
 use crate::output::{JsonEvent, Sink};
+use crate::place::Place;
 use crate::policy::SandboxArgs;
 use crate::saved_sessions::{SavedSession, SessionName};
 use crate::signals::Signals;
@@ -410,6 +411,12 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
              ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
         );
     };
+    if matches!(place, Place::Websocket(_)) && place.url().is_none() {
+        bail!(
+            "--detach saves the server's URL, and this one has a query or a user, which may be a secret; \
+             pass the token with --token-file PATH"
+        );
+    }
     if place.url().is_none() {
         bail!(
             "--detach needs a server that keeps running, but a stdio: server ends with its \
@@ -440,7 +447,7 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
     let id = name.to_string();
     let command = args.exec_command(&connected, false)?.process_id(id.clone()).retain(retain);
     // Before the start: a command without a saved name could not be ended before its TTL expires.
-    let saved = SavedSession::new(name, &args.on, &session, &id, args.tty);
+    let saved = SavedSession::new(name, &args.on, &session, &id, args.tty)?;
     saved.as_ref().map_or(Ok(()), SavedSession::write)?;
     let _process = match client.spawn(command).await {
         Ok(process) => process,

@@ -6,11 +6,13 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
+use codex_exec_server::client::WebsocketDial;
+use codex_exec_server::credentials::{check_directory, create_new};
 use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
@@ -61,35 +63,60 @@ pub(crate) struct SavedSession {
     /// Whether the process has a terminal.
     #[serde(default)]
     pub tty: bool,
+    /// The credential that the session was made with; no other one is sent to its server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<SavedCredential>,
+}
+
+/// What is remembered of a credential; never its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedCredential {
+    /// The flag or variable that it came from.
+    pub source: String,
+    /// A digest of it and its origin.
+    pub digest: String,
 }
 
 impl SavedSession {
-    /// A session to save; `None` if the server's sessions end with their connection.
+    /// A session to save; `None` if the server's sessions end with their connection, or if its URL has a
+    /// query, which may be a secret.
     pub(crate) fn new(
         name: &SessionName,
         on: &OnArgs,
         session: &str,
         process: &str,
         tty: bool,
-    ) -> Option<Self> {
-        let place = on.on.as_ref()?;
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(place) = &on.on else { return Ok(None) };
+        let Some(url) = place.url() else { return Ok(None) };
         let registry = match place {
             Place::Environment(_) => on.registry().ok(),
             _ => None,
         };
-        Some(Self {
+        Ok(Some(Self {
             name: name.to_string(),
-            url: place.url()?,
+            url,
             registry,
             session_id: session.to_owned(),
             process_id: process.to_owned(),
             tty,
-        })
+            credential: on.saved_credential()?,
+        }))
+    }
+
+    /// The server, for people: without what may be a secret in a file of an older version.
+    pub(crate) fn shown_url(&self) -> String {
+        match self.url.starts_with("ws") {
+            true => WebsocketDial::new(&self.url).redacted_url(),
+            false => self.url.clone(),
+        }
     }
 
     /// The saved session with this name.
     pub(crate) fn find(name: &SessionName) -> anyhow::Result<Option<Self>> {
-        let path = directory()?.join(format!("{name}.json"));
+        let directory = directory()?;
+        check_directory(&directory)?;
+        let path = directory.join(format!("{name}.json"));
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -154,13 +181,11 @@ impl SavedSession {
             .with_context(failed)?;
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
+        check_directory(&directory)?;
         let fresh = directory.join(format!(".{}.{}", self.name, std::process::id()));
-        let written = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&fresh)
+        // Left by a process with the same id that was killed.
+        let _ = fs::remove_file(&fresh);
+        let written = create_new(&fresh)
             .and_then(|mut to| to.write_all(&text))
             .and_then(|()| fs::rename(&fresh, &file));
         if written.is_err() {

@@ -168,10 +168,17 @@ impl ShellArgs {
             None => {
                 let mark: String = session.chars().filter(char::is_ascii_alphanumeric).collect();
                 let mark = mark.get(..4).unwrap_or("left");
-                format!("shell-{mark}").parse().map_err(anyhow::Error::msg)?
+                // The server chooses its session ids, but not which saved session to replace.
+                let names = std::iter::once(format!("shell-{mark}"))
+                    .chain((2..).map(|number| format!("shell-{mark}-{number}")));
+                let mut free = names.filter_map(|name| {
+                    let name: SessionName = name.parse().ok()?;
+                    matches!(SavedSession::find(&name), Ok(None)).then_some(name)
+                });
+                free.next().context("cannot choose a name for the shell; pass --name")?
             }
         };
-        Ok(SavedSession::new(&name, &self.on, session, PROCESS, true))
+        SavedSession::new(&name, &self.on, session, PROCESS, true)
     }
 
     fn print_detached(&self, saved: Option<&SavedSession>, kept: bool) {

@@ -65,12 +65,27 @@ pub(crate) fn quoted(word: &str) -> String {
     }
 }
 
-/// Replaces control characters, so that text from another machine cannot control the terminal.
+/// Whether the character controls a terminal, or changes where and whether others are shown: control
+/// characters, bidirectional controls, line separators, and characters of no width that only hide text.
+pub(crate) fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(c, '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// The filter for one line of text from another machine, so that it cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
-    if !text.chars().any(char::is_control) {
+    if !text.chars().any(is_unsafe) {
         return text.to_owned();
     }
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if is_unsafe(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The same for several lines: line ends and tabs stay.
+pub(crate) fn printable_lines(text: &str) -> String {
+    let stays = |c: char| matches!(c, '\n' | '\t') || !is_unsafe(c);
+    text.chars().map(|c| if stays(c) { c } else { '\u{fffd}' }).collect()
 }
 
 /// A name for a terminal: bytes that are not UTF-8 as `\xNN`.
@@ -130,5 +145,10 @@ mod tests {
     #[test]
     fn names_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb"), "a\u{fffd}[2Jb");
+        assert_eq!(printable("a\nb\u{9b}"), "a\u{fffd}b\u{fffd}");
+        assert_eq!(printable("gpj.\u{202e}exe"), "gpj.\u{fffd}exe");
+        assert_eq!(printable_lines("a\r\n\tb\u{7f}"), "a\u{fffd}\n\tb\u{fffd}");
+        let kept = "é ⭐ 👩\u{200d}🚀 می\u{200c}شود";
+        assert_eq!(printable(kept), kept, "joiners are part of words");
     }
 }

@@ -125,7 +125,7 @@ pub(crate) async fn resume(
 ) -> anyhow::Result<Connected> {
     let place = place(&saved.url).map_err(anyhow::Error::msg);
     let place = place.with_context(|| format!("cannot reattach to `{}`", saved.name))?;
-    let on = on.with_place(place, saved.registry.clone());
+    let on = on.for_saved(place, saved, !options.one_of_all);
     let options = ConnectOptions { session: Some(saved.session_id.clone()), ..options };
     match on.connect(options).await {
         Ok(connected) => Ok(connected),

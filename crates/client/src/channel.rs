@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use codex_exec_rpc::{CallError, Outbound, Pending};
 use codex_exec_server_protocol::{Call, RequestId, RpcError, encode};
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
@@ -28,6 +29,14 @@ pub(crate) enum ChannelError {
     Server(RpcError),
     /// The response does not parse, or was too long.
     Protocol(String),
+}
+
+/// Parses a result, which is an object for every method: `serde` would also take its members from an array.
+pub(crate) fn parse_result<T: DeserializeOwned>(raw: &RawValue) -> Result<T, String> {
+    if raw.get().trim_start().starts_with('[') {
+        return Err("expected an object, not an array".to_owned());
+    }
+    serde_json::from_str(raw.get()).map_err(|error| error.to_string())
 }
 
 pub(crate) struct Channel {
@@ -66,8 +75,7 @@ impl Channel {
             }
             requests.pending.add(Box::new(move |answer| {
                 let result = match answer {
-                    Ok(raw) => serde_json::from_str::<C::Response>(raw.get())
-                        .map_err(|error| ChannelError::Protocol(error.to_string())),
+                    Ok(raw) => parse_result::<C::Response>(raw).map_err(ChannelError::Protocol),
                     Err(CallError::Response(error)) => {
                         Err(ChannelError::Server(with_inferred_kind(C::METHOD, error)))
                     }

@@ -10,6 +10,7 @@ use codex_exec_server_protocol::{
     DecodeLimits, Incoming, Method, RequestId, RpcError, call, encode, notification,
 };
 
+use crate::channel::parse_result;
 use crate::infer_kind::with_inferred_kind;
 
 /// Why a handshake failed.
@@ -57,8 +58,7 @@ async fn exchange(
         };
         match Incoming::parse(&message, &DecodeLimits::default()) {
             Ok(Incoming::Response { id, result }) if id == own => {
-                break serde_json::from_str(result.get())
-                    .map_err(|error| HandshakeError::Protocol(error.to_string()))?;
+                break parse_result(result).map_err(HandshakeError::Protocol)?;
             }
             Ok(Incoming::Error { id, error }) if id == own || id == RequestId::UNKNOWN => {
                 return Err(HandshakeError::Server(with_inferred_kind(Method::Initialize, error)));

@@ -1,17 +1,20 @@
 //! `auth.json`: the stored credentials.
 //!
-//! Invariant: the file has mode 0600 and is replaced as a whole, never written in place. A process changes
+//! Invariant: the file has mode 0600, in a directory that others cannot write, and is replaced as a whole, never written in place. A process changes
 //! it only while it holds the lock file beside it, and after reading it under that lock. Unknown members
 //! are preserved.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::private_files::{ExposedError, check_directory, make_private};
 
 /// The location of the stored credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +69,9 @@ pub enum AuthFileError {
         /// The system's error.
         source: io::Error,
     },
+    /// Others can change the file, or could read it.
+    #[error(transparent)]
+    Exposed(#[from] ExposedError),
     /// The file is not valid JSON of this form.
     #[error("{} is not a valid credentials file; run codex login to write a new one", .0.display())]
     Content(PathBuf),
@@ -90,7 +96,17 @@ impl AuthFile {
 
     /// Reads the file; `None` if it does not exist.
     pub fn read(&self) -> Result<Option<AuthJson>, AuthFileError> {
-        match fs::read(&self.path) {
+        check_directory(self.directory())?;
+        let read = || {
+            let mut file = File::open(&self.path)?;
+            let mut bytes = Vec::new();
+            Ok((file.read_to_end(&mut bytes)?, file, bytes))
+        };
+        let read: io::Result<_> = read();
+        if let Ok((_, file, _)) = &read {
+            make_private(&self.path, file)?;
+        }
+        match read.map(|(_, _, bytes)| bytes) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(read) => Ok(Some(read)),
                 Err(_) => Err(AuthFileError::Content(self.path.clone())),
@@ -102,6 +118,7 @@ impl AuthFile {
 
     /// Waits for the lock. Blocks the thread.
     pub fn lock(&self) -> Result<AuthLock, AuthFileError> {
+        check_directory(self.directory())?;
         let lock = || {
             let directory = self.directory();
             fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -110,6 +127,7 @@ impl AuthFile {
                 .truncate(false)
                 .write(true)
                 .mode(0o600)
+                .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
                 .open(self.path.with_extension("json.lock"))?;
             file.lock()?;
             Ok(AuthLock { _file: file })

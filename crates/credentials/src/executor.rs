@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use codex_exec_remote::{
-    BaseUrl, Credential, CredentialError, CredentialFuture, HttpClient, Secret,
+    BaseUrl, Credential, CredentialError, CredentialFuture, CredentialKind, HttpClient, Secret,
+    Verdict, may_send,
 };
 use http::{HeaderMap, header};
 use serde::Deserialize;
@@ -188,10 +189,10 @@ impl Current {
 
 impl Credential for ExecutorCredential {
     fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
-        if base.is_private() {
-            return Ok(());
+        match may_send(CredentialKind::Executor, base.origin(), &[]) {
+            Verdict::Send => Ok(()),
+            _ => Err(CredentialError::permanent(ExecutorCredentialError::InClear)),
         }
-        Err(CredentialError::permanent(ExecutorCredentialError::InClear))
     }
 
     fn headers<'a>(&'a self, _http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {

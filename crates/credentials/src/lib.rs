@@ -18,6 +18,7 @@ mod executor;
 mod issuer;
 mod jwt;
 mod login;
+mod private_files;
 mod sign_in;
 mod sources;
 mod stdin_token;
@@ -36,7 +37,8 @@ pub use login::{
     BrowserLogin, CallbackError, DeviceLogin, LoginError, login_issuer, login_with_api_key,
     login_with_tokens, logout,
 };
-pub use sign_in::{SignIn, SignInError};
+pub use private_files::{ExposedError, check_directory, create_new};
+pub use sign_in::{SignIn, SignInError, fingerprint};
 pub use sources::{SignInKind, SignInSources};
 pub use stdin_token::{ChatGptAccessToken, StdinTokenError, read_token_line};
 pub use timestamp::rfc3339;

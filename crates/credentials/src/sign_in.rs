@@ -9,9 +9,11 @@
 use std::sync::Arc;
 
 use codex_exec_remote::{
-    BaseUrl, Credential, CredentialError, CredentialFuture, HttpClient, HttpError, Secret,
+    BaseUrl, Credential, CredentialError, CredentialFuture, CredentialKind, HttpClient, HttpError,
+    Origin, Secret, Verdict, may_send,
 };
 use http::{HeaderMap, HeaderName, header};
+use ring::digest::{Context, SHA256};
 
 use crate::agent::AgentIdentity;
 use crate::auth_file::AuthFileError;
@@ -138,19 +140,30 @@ impl SignIn {
 
     /// Whether the credential may be sent to this service.
     pub fn check_target(&self, base: &BaseUrl) -> Result<(), SignInError> {
-        if base.is_among(&self.allowed_hosts) || base.is_loopback() {
-            return Ok(());
-        }
-        let rule = match &self.kind {
-            Kind::ApiKey(_) if base.is_openai() => return Ok(()),
-            Kind::ApiKey(_) => {
-                "API keys are sent only to https hosts of OpenAI and to this machine"
-            }
-            _ if base.is_private() => return Ok(()),
-            _ => "it would be sent unencrypted",
+        let kind = match &self.kind {
+            Kind::ApiKey(_) => CredentialKind::ApiKey,
+            Kind::Bearer(_) => CredentialKind::RegistryToken,
+            Kind::Tokens(_) => CredentialKind::SignIn,
+            Kind::Agent(_) => CredentialKind::AgentIdentity,
+        };
+        let rule = match may_send(kind, base.origin(), &self.allowed_hosts) {
+            Verdict::Send => return Ok(()),
+            Verdict::SendInClear => "it would be sent unencrypted",
+            Verdict::Refuse(rule) => rule,
         };
         let (credential, host) = (self.describe(), base.host().to_owned());
         Err(SignInError::HostNotAllowed { credential, host, rule })
+    }
+
+    /// What a saved session remembers of this credential: the same for the same key, token or account at the
+    /// same registry, and of no use to sign in with. See [`fingerprint`].
+    pub fn fingerprint(&self, registry: &BaseUrl) -> String {
+        let identity = match &self.kind {
+            Kind::ApiKey(secret) | Kind::Bearer(secret) => secret.clone(),
+            Kind::Tokens(tokens) => tokens.identity(),
+            Kind::Agent(identity) => identity.account_id().unwrap_or_default().into(),
+        };
+        fingerprint(registry.origin(), &identity)
     }
 
     async fn headers_now(&self, http: &HttpClient) -> Result<HeaderMap, SignInError> {
@@ -182,6 +195,16 @@ impl SignIn {
             Kind::ApiKey(_) | Kind::Bearer(_) => Ok(false),
         }
     }
+}
+
+/// A digest of a secret and the origin it is for: short enough that it confirms a guess, and no more.
+pub fn fingerprint(origin: &Origin, secret: &Secret) -> String {
+    let mut context = Context::new(&SHA256);
+    context.update(b"codex saved credential\0");
+    context.update(origin.to_string().as_bytes());
+    context.update(b"\0");
+    context.update(secret.expose().as_bytes());
+    context.finish().as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Credential for SignIn {

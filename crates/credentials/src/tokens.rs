@@ -70,6 +70,16 @@ impl ChatGptTokens {
         Self { current: Arc::new(Mutex::new(tokens)), renewer }
     }
 
+    /// The account, which stays the same when tokens are renewed; without one, the refresh token.
+    pub(crate) fn identity(&self) -> Secret {
+        match self.current.try_lock() {
+            Ok(tokens) => tokens.account_id.clone().unwrap_or_else(|| tokens.refresh_token.clone()),
+            // Being renewed. Unknown is never the same as another.
+            Err(_) => String::new(),
+        }
+        .into()
+    }
+
     pub(crate) async fn current(&self, http: &HttpClient) -> Result<RequestTokens, SignInError> {
         let current = self.current.clone().lock_owned().await;
         if self.renewer.is_stale(&current) {

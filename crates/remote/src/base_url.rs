@@ -1,21 +1,21 @@
-//! The base URL of an HTTP service, and whether a credential may be sent there.
+//! The base URL of an HTTP service.
 //!
 //! Invariant: a [`BaseUrl`] has the scheme http or https, a host, no user, no query, no fragment and no
 //! trailing slash, so logs and errors may show it.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::str::FromStr;
 
 use codex_exec_rpc::escape;
 use http::Uri;
 
+use crate::destination::{Origin, OriginError};
+
 /// The URL to which a service's paths are appended.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BaseUrl {
     text: String,
-    host: String,
-    https: bool,
+    origin: Origin,
 }
 
 /// Why a text is not a base URL.
@@ -35,20 +35,15 @@ impl FromStr for BaseUrl {
             return Err(bad("it has a query or a fragment"));
         }
         let uri: Uri = text.parse().map_err(|_| bad("it cannot be parsed"))?;
-        let https = match uri.scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => return Err(bad("its scheme is neither http nor https")),
-        };
-        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
-        if authority.as_str().contains('@') {
-            return Err(bad("it contains a user name"));
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(bad("its scheme is neither http nor https"));
         }
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        if host.is_empty() {
-            return Err(bad("it has no host"));
-        }
-        Ok(Self { text: text.to_owned(), host: host.to_ascii_lowercase(), https })
+        let origin = text.parse().map_err(|error| match error {
+            OriginError::User => bad("it contains a user name"),
+            OriginError::Host => bad("it has no host"),
+            OriginError::Scheme => bad("it cannot be parsed"),
+        })?;
+        Ok(Self { text: text.to_owned(), origin })
     }
 }
 
@@ -65,37 +60,32 @@ impl BaseUrl {
 
     /// The host, in lower case, without the brackets of an IPv6 address.
     pub fn host(&self) -> &str {
-        &self.host
+        self.origin.host()
+    }
+
+    /// Where requests to this service go.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// Whether the host is this machine.
     pub fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+        self.origin.is_loopback()
     }
 
     /// Whether the scheme is https.
     pub fn is_https(&self) -> bool {
-        self.https
+        self.origin.is_secure()
     }
 
     /// Whether requests are protected on the way: by https, or because the host is this machine.
     pub fn is_private(&self) -> bool {
-        self.https || self.is_loopback()
+        self.origin.is_secure() || self.is_loopback()
     }
 
     /// Whether the URL is https and its host is under openai.com or openai.org.
     pub fn is_openai(&self) -> bool {
-        let under = |domain: &str| {
-            self.host
-                .strip_suffix(domain)
-                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        self.https && (under("openai.com") || under("openai.org"))
-    }
-
-    /// Whether the host is one of these.
-    pub fn is_among(&self, hosts: &[String]) -> bool {
-        hosts.iter().any(|host| host.eq_ignore_ascii_case(&self.host))
+        self.origin.is_openai()
     }
 }
 

@@ -12,6 +12,7 @@ use codex_exec_rpc::Secret;
 use http::{HeaderMap, header};
 
 use crate::base_url::BaseUrl;
+use crate::destination::{CredentialKind, Verdict, may_send};
 use crate::http_client::HttpClient;
 
 /// A request as it will be sent, for credentials that sign it.
@@ -71,17 +72,30 @@ impl Credential for Arc<dyn Credential> {
     }
 }
 
+/// [`may_send`] for a credential without hosts that the user allowed.
+pub fn check_destination(kind: CredentialKind, base: &BaseUrl) -> Result<(), CredentialError> {
+    match may_send(kind, base.origin(), &[]) {
+        Verdict::Send => Ok(()),
+        Verdict::SendInClear => Err(refused(base, "it would be sent unencrypted")),
+        Verdict::Refuse(rule) => Err(refused(base, rule)),
+    }
+}
+
+fn refused(base: &BaseUrl, rule: &str) -> CredentialError {
+    CredentialError::permanent(format!("refusing to send the credential to {base}: {rule}"))
+}
+
 /// The return type of [`Credential`]'s methods.
 pub type CredentialFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, CredentialError>> + Send + 'a>>;
 
-/// A token that the user gave for one registry. It is sent there even without TLS.
+/// A token that the user gave for one registry.
 #[derive(Debug, Clone)]
 pub struct BearerToken(pub Secret);
 
 impl Credential for BearerToken {
-    fn check_target(&self, _base: &BaseUrl) -> Result<(), CredentialError> {
-        Ok(())
+    fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
+        check_destination(CredentialKind::RegistryToken, base)
     }
 
     fn headers<'a>(&'a self, _http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {

@@ -11,6 +11,7 @@
 mod authorities;
 mod base_url;
 mod credential;
+mod destination;
 mod direct;
 mod entropy;
 mod http_client;
@@ -21,7 +22,10 @@ mod trace_context;
 pub use authorities::{AuthoritiesError, tls_from_file};
 pub use base_url::{BaseUrl, BaseUrlError};
 pub use codex_exec_rpc::{Proxies, Secret};
-pub use credential::{BearerToken, Credential, CredentialError, CredentialFuture, OutgoingRequest};
+pub use credential::{
+    BearerToken, Credential, CredentialError, CredentialFuture, OutgoingRequest, check_destination,
+};
+pub use destination::{CredentialKind, Origin, OriginError, Verdict, may_send};
 pub use direct::{DirectError, serve_direct};
 pub use entropy::entropy;
 pub use http_client::{HttpClient, HttpConfig, HttpError, HttpResponse, Payload, encode_form};

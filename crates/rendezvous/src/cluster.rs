@@ -331,8 +331,8 @@ impl Cluster {
         loop {
             if let Ok(Ok(mut changes)) = with_timeout(self.nats.tokens.watch_all()).await {
                 self.store.tokens_changed();
-                while let Some(Ok(_)) = changes.next().await {
-                    self.store.tokens_changed();
+                while let Some(Ok(change)) = changes.next().await {
+                    self.store.token_changed(&change.key);
                 }
             }
             sleep(Duration::from_secs(1)).await;

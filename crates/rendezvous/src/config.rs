@@ -38,6 +38,9 @@ pub struct Config {
     pub harnesses_per_environment: usize,
     /// Open connections of all kinds, HTTP included (default 20,000); more are closed at once.
     pub connections: usize,
+    /// Open connections of one address (of IPv6: of one /64) on which no websocket had a valid pass yet
+    /// (default 256); more are closed at once.
+    pub unauthenticated_per_address: usize,
     /// Frames read from one socket per second (default 50,000); more wait.
     pub frames_per_second: u32,
     /// Bytes that may wait for one socket (default 1 MiB); above it the sender's socket is not read.
@@ -89,6 +92,7 @@ impl Default for Config {
             streams_per_harness: 64,
             harnesses_per_environment: 256,
             connections: 20_000,
+            unauthenticated_per_address: 256,
             frames_per_second: 50_000,
             queue_bytes: 1 << 20,
             stall_timeout: Duration::from_secs(10),

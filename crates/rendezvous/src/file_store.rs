@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -271,7 +271,22 @@ fn apply_changes(journal: &mut SharedJournal, tokens: &mut Tokens) -> io::Result
 }
 
 fn make_directory(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    check_directory(directory)
+}
+
+/// Fails if others can write the directory: they could replace the tokens and the signing key.
+fn check_directory(directory: &Path) -> io::Result<()> {
+    let metadata = directory.metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    // Root may keep tokens for the account of a service, which owns the directory.
+    let trusted = own == 0 || metadata.uid() == own || metadata.uid() == 0;
+    if trusted && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let message =
+        format!("others can write {}; make it yours and run chmod go-w on it", directory.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
 /// The tokens of a data directory, whether or not a service runs on it.

@@ -18,6 +18,7 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::admission::Admission;
 use crate::api_error::ApiError;
 use crate::registry::Caller;
 use crate::service::Service;
@@ -25,8 +26,8 @@ use crate::socket;
 
 pub(crate) type HttpResponse = Response<Full<Bytes>>;
 
-/// A connection's permit, of [`Config::connections`](crate::Config).
-pub(crate) type ConnectionPermit = std::sync::Arc<tokio::sync::OwnedSemaphorePermit>;
+/// The room of a request's connection.
+pub(crate) type ConnectionPermit = std::sync::Arc<Admission>;
 
 /// The longest environment id, in bytes.
 const MAX_ID_LEN: usize = 128;
@@ -171,14 +172,10 @@ async fn handle_call(
             json(&serde_json::json!({}))
         }
         Call::Environment(id) => json(&registry.show(&caller, &id).await?),
-        Call::Register(id) => {
-            json(&registry.register(&caller, &id, read(service, body).await?).await?)
-        }
-        Call::Connect(id) => {
-            json(&registry.connect(&caller, &id, read(service, body).await?).await?)
-        }
+        Call::Register(id) => json(&registry.register(&caller, &id, read(service, body)).await?),
+        Call::Connect(id) => json(&registry.connect(&caller, &id, read(service, body)).await?),
         Call::Validate(id) => {
-            let valid = registry.validate(&caller, &id, read(service, body).await?).await?;
+            let valid = registry.validate(&caller, &id, read(service, body)).await?;
             json(&ValidateResponse { valid })
         }
         Call::RegisterExecutor(id) => json(&registry.register_executor(&caller, &id).await?),
@@ -198,6 +195,7 @@ async fn rendezvous(
     let query = request.uri().query().unwrap_or_default();
     let pass = query.split('&').find_map(|pair| pair.strip_prefix("pass="));
     let seat = service.registry().seat(pass, from).await?;
+    permit.authenticated();
     let upgrade = hyper::upgrade::on(&mut request);
     let hub = service.registry().hub.clone();
     let config = service.config().clone();
@@ -246,6 +244,7 @@ fn name(part: &str) -> Result<String, ApiError> {
     Ok(id.into_owned())
 }
 
+/// Reads the body of a request; only after its token was checked.
 async fn read<T: DeserializeOwned>(service: &Service, body: Incoming) -> Result<T, ApiError> {
     let config = service.config();
     let whole = Limited::new(body, config.body_bytes).collect();

@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod api_error;
 mod bridge;
 mod cluster;
@@ -48,6 +49,7 @@ mod table;
 mod ticket;
 mod tls;
 mod token;
+mod token_cache;
 mod wire;
 
 pub use config::{Clock, Config, PublicUrl, PublicUrlError};

@@ -188,7 +188,7 @@ async fn bucket(
 ) -> Result<kv::Store, StoreError> {
     let bucket = format!("codex-rendezvous-{name}");
     if let Ok(known) = context.get_key_value(&bucket).await {
-        return Ok(known);
+        return never_stale(context, known).await;
     }
     // Created by hand: the library's own call needs a newer server than 2.9.
     let stream = stream::Config {
@@ -199,7 +199,7 @@ async fn bucket(
         num_replicas,
         allow_rollup: true,
         deny_delete: true,
-        allow_direct: true,
+        allow_direct: false,
         discard: stream::DiscardPolicy::New,
         ..stream::Config::default()
     };
@@ -211,6 +211,21 @@ async fn bucket(
             "cannot open bucket {bucket} ({error}); check that JetStream is enabled"
         ))
     })
+}
+
+/// Makes reads of a bucket that an earlier version created go to its leader: a replica may be behind, and
+/// would still have a token that was revoked.
+async fn never_stale(
+    context: &jetstream::Context,
+    known: kv::Store,
+) -> Result<kv::Store, StoreError> {
+    let config = &known.stream.cached_info().config;
+    if !config.allow_direct {
+        return Ok(known);
+    }
+    let changed = stream::Config { allow_direct: false, ..config.clone() };
+    context.update_stream(changed).await.map_err(|error| nats_error(error.kind()))?;
+    context.get_key_value(&known.name).await.map_err(|error| nats_error(error.kind()))
 }
 
 /// Reads the cluster's key; the first node creates it.

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Invariant: every decision that admits a client reads NATS. The cache (`token_cache`) only avoids reads
-//! for sockets that are already open, and any change of a token clears it.
+//! for sockets that are already open, and a change of a token removes it. No bucket allows direct reads, which a
+//! replica that is behind would answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_nats::jetstream::kv;
@@ -27,6 +28,7 @@ use crate::nats::{Nats, NatsOptions, nats_error, with_timeout};
 use crate::secret::{Secret, SigningKey};
 use crate::store::{Registration, StoreError};
 use crate::token::{Right, Scope, TokenRecord};
+use crate::token_cache::TokenCache;
 
 /// How often an update is retried when other nodes change the same record.
 const MAX_ATTEMPTS: usize = 16;
@@ -37,7 +39,7 @@ const CONCURRENT_READS: usize = 64;
 #[derive(Debug)]
 pub struct NatsStore {
     nats: Arc<Nats>,
-    token_cache: Mutex<HashMap<String, TokenRecord>>,
+    token_cache: Mutex<TokenCache>,
 }
 
 impl NatsStore {
@@ -77,29 +79,48 @@ impl NatsStore {
         ids: BTreeSet<String>,
         now: u64,
     ) -> Result<Vec<String>, StoreError> {
-        let mut dead = Vec::new();
-        for id in ids {
-            let known = self.token_cache().get(&id).cloned();
-            let token = match known {
-                Some(token) => Some(token),
-                None => self.token_by_id(&id).await?,
-            };
-            match token {
-                Some(token) if !token.is_expired(now) => {
-                    self.token_cache().insert(id, token);
+        let (mut dead, mut unknown) = (Vec::new(), Vec::new());
+        let sweep = {
+            let mut cache = self.token_cache();
+            for id in ids {
+                match cache.get(&id) {
+                    Some(token) if token.is_expired(now) => dead.push(id),
+                    Some(_) => {}
+                    None => unknown.push(id),
                 }
+            }
+            cache.begin()
+        };
+        let mut reads = stream::iter(unknown)
+            .map(|id| async move {
+                let token = self.token_by_id(&id).await;
+                (id, token)
+            })
+            .buffer_unordered(CONCURRENT_READS);
+        while let Some((id, token)) = reads.next().await {
+            match token? {
+                Some(token) if !token.is_expired(now) => self.token_cache().insert(sweep, token),
                 _ => dead.push(id),
             }
         }
         Ok(dead)
     }
 
-    /// Clears the cache after a token has changed, or may have.
+    /// Clears the cache after any token may have changed.
     pub(crate) fn tokens_changed(&self) {
         self.token_cache().clear();
     }
 
-    fn token_cache(&self) -> MutexGuard<'_, HashMap<String, TokenRecord>> {
+    /// Forgets the token whose record in the bucket has changed.
+    pub(crate) fn token_changed(&self, key: &str) {
+        let mut cache = self.token_cache();
+        match key.split_once('.') {
+            Some((_, id_or_digest)) => cache.forget(id_or_digest),
+            None => cache.clear(),
+        }
+    }
+
+    fn token_cache(&self) -> MutexGuard<'_, TokenCache> {
         self.token_cache.lock()
     }
 

@@ -68,9 +68,10 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
         environment: &str,
-        request: RegisterRequest,
+        request: impl Future<Output = Result<RegisterRequest, ApiError>>,
     ) -> Result<RegisterResponse, ApiError> {
         let token = self.authorize(caller, Right::Register, environment).await?;
+        let request = request.await?;
         if request.security_profile != SECURITY_PROFILE {
             return Err(ApiError::Body("security_profile is not noise_hybrid_ik_v1"));
         }
@@ -127,9 +128,10 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
         environment: &str,
-        request: ConnectRequest,
+        request: impl Future<Output = Result<ConnectRequest, ApiError>>,
     ) -> Result<ConnectResponse, ApiError> {
         let token = self.authorize(caller, Right::Connect, environment).await?;
+        let request = request.await?;
         let registration = self.online(&token, environment).await?;
         let executor_public_key = registration.executor_key.ok_or(ApiError::NotEncrypted)?;
         let harness = Some(fingerprint(&request.harness_public_key.0));
@@ -191,9 +193,10 @@ impl Registry {
         &self,
         caller: &Caller<'_>,
         environment: &str,
-        request: ValidateRequest,
+        request: impl Future<Output = Result<ValidateRequest, ApiError>>,
     ) -> Result<bool, ApiError> {
         self.authorize(caller, Right::Register, environment).await?;
+        let request = request.await?;
         let now = self.config.clock.now();
         let Some(ticket) = Ticket::open(request.harness_key_authorization.expose(), &self.key)
         else {

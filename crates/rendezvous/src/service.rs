@@ -16,14 +16,15 @@ use codex_exec_rpc::disable_pacing_on_loopback;
 use futures_util::FutureExt;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::admission::{Admission, Admissions, Refusal};
 use crate::config::Config;
 use crate::http;
 use crate::hub::Hub;
@@ -44,7 +45,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     registry: Registry,
     tasks: TaskTracker,
-    connection_permits: Arc<Semaphore>,
+    admissions: Admissions,
     draining: CancellationToken,
     stopped: CancellationToken,
 }
@@ -60,17 +61,9 @@ impl Service {
         let stopped = CancellationToken::new();
         let until = stopped.clone();
         tasks.spawn(async move { until.run_until_cancelled(hub.run_maintenance()).await });
-        let connection_permits = Arc::new(Semaphore::new(config.connections));
+        let admissions = Admissions::new(config.connections, config.unauthenticated_per_address);
         let draining = CancellationToken::new();
-        Self(Arc::new(Shared {
-            config,
-            metrics,
-            registry,
-            tasks,
-            connection_permits,
-            draining,
-            stopped,
-        }))
+        Self(Arc::new(Shared { config, metrics, registry, tasks, admissions, draining, stopped }))
     }
 
     pub(crate) fn config(&self) -> &Arc<Config> {
@@ -94,7 +87,7 @@ impl Service {
     }
 
     pub(crate) fn render_metrics(&self) -> String {
-        let connections = self.0.config.connections - self.0.connection_permits.available_permits();
+        let connections = self.0.admissions.open();
         let gauges = Gauges { connections, ..self.0.registry.hub.gauges() };
         self.0.metrics.render(gauges)
     }
@@ -116,13 +109,16 @@ impl Service {
                 }
             };
             let _ = socket.set_nodelay(true);
+            // Before TLS: a handshake is a connection too.
+            let Some(admission) = self.admit(peer.ip()) else { continue };
             let (service, tls) = (self.clone(), tls.clone());
             self.0.tasks.spawn(async move {
+                let from = peer.ip();
                 let Some(tls) = tls else {
-                    return service.serve_connection(socket, peer.ip(), false).await;
+                    return service.serve_admitted(socket, from, false, admission).await;
                 };
                 match timeout(service.config().request_timeout, tls.accept(socket)).await {
-                    Ok(Ok(socket)) => service.serve_connection(socket, peer.ip(), true).await,
+                    Ok(Ok(socket)) => service.serve_admitted(socket, from, true, admission).await,
                     Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
                     Err(_) => tracing::debug!("tls handshake took too long"),
                 }
@@ -135,18 +131,42 @@ impl Service {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Ok(permit) = self.0.connection_permits.clone().try_acquire_owned() else {
-            tracing::warn!("connection limit reached");
-            return;
-        };
-        // Held by the requests, so that it lasts as long as a websocket upgraded from one.
-        let permit = Arc::new(permit);
+        if let Some(admission) = self.admit(from) {
+            self.serve_admitted(socket, from, secure, admission).await;
+        }
+    }
+
+    fn admit(&self, from: IpAddr) -> Option<Arc<Admission>> {
+        match self.0.admissions.admit(from) {
+            Ok(admission) => Some(admission),
+            Err(Refusal::Total) => {
+                tracing::warn!("connection limit reached");
+                None
+            }
+            Err(Refusal::Address) => {
+                tracing::debug!("connection limit of an address reached");
+                None
+            }
+        }
+    }
+
+    /// Serves a connection. The requests hold `admission`, so that it lasts as long as a websocket upgraded
+    /// from one.
+    async fn serve_admitted<T>(
+        &self,
+        socket: T,
+        from: IpAddr,
+        secure: bool,
+        admission: Arc<Admission>,
+    ) where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let handler = {
             let service = self.clone();
             service_fn(move |request| {
-                let (service, permit) = (service.clone(), permit.clone());
+                let (service, admission) = (service.clone(), admission.clone());
                 async move {
-                    let response = http::respond(&service, from, secure, request, permit).await;
+                    let response = http::respond(&service, from, secure, request, admission).await;
                     Ok::<_, Infallible>(response)
                 }
             })
@@ -251,6 +271,17 @@ pub enum ServeError {
     Announce(#[source] io::Error),
 }
 
+/// Descriptors that are not for clients: files, NATS, the listener.
+const RESERVED_DESCRIPTORS: usize = 64;
+
+/// Raises the limit of open files as far as the system allows; returns it.
+fn raise_descriptor_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(now).unwrap_or(usize::MAX)
+}
+
 /// Runs a service until `stop` resolves. Calls `announce` with the base URL once it listens.
 pub async fn serve(
     options: ServeOptions,
@@ -259,6 +290,16 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let ServeOptions { listen: address, store, tls } = options;
+    let mut config = config;
+    let limit = raise_descriptor_limit().saturating_sub(RESERVED_DESCRIPTORS).max(1);
+    if limit < config.connections {
+        tracing::warn!(
+            limit,
+            "the limit of open files allows fewer connections than configured; raise it (ulimit -n, \
+             LimitNOFILE)"
+        );
+        config.connections = limit;
+    }
     let tls = tls.map(|(cert, key)| tls::acceptor(&cert, &key)).transpose()?;
     let store = store.open(&config).await?;
     let bind = |source| ServeError::Bind { address, source };

@@ -103,6 +103,12 @@ pub struct ServerConfig {
     /// The part of it that one connection may hold, in bytes. Default 64 MiB; one larger response may
     /// take all of it.
     pub response_memory_per_connection: usize,
+    /// `http/request`s of one connection that run at once, until their bodies have ended. Default 64; more
+    /// wait.
+    pub http_requests_per_connection: usize,
+    /// `http/request`s of all connections that run at once. Default 512; more are refused with the kind
+    /// `busy`.
+    pub http_requests: usize,
     /// Number of lanes, the threads that serve a listener's connections; each connection stays on one.
     /// Default 0: connections run on the listener's own runtime. [`run`](crate::run) sets one per
     /// processor.
@@ -152,6 +158,8 @@ impl Default for ServerConfig {
             message_memory: 256 << 20,
             response_memory: 256 << 20,
             response_memory_per_connection: 64 << 20,
+            http_requests_per_connection: 64,
+            http_requests: 512,
             lanes: 0,
             unsent_bytes: 512 << 10,
             proxy_private_ips_via_upstream: false,

@@ -357,10 +357,10 @@ impl ConnectionState {
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
             turn: (server.config().concurrent_requests == 1).then(|| Arc::new(Semaphore::new(1))),
             files: Files::new(&server, outbound.clone(), response_memory.clone()),
+            http: http::Requests::new(server.config(), server.http_requests().clone()),
             response_memory,
             server,
             stage: Stage::New,
-            http: http::Requests::default(),
             calls: ClientCalls::new(outbound.clone()),
             outbound,
         }

@@ -28,9 +28,11 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
+use crate::config::ServerConfig;
 use crate::connection;
 use crate::response_memory::{ResponseMemory, is_small};
 
@@ -74,8 +76,12 @@ const REFUSED_VARIABLES: &[&str] = &[
 ];
 
 /// The `http/request`s of one connection.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Requests {
+    /// Permits of this connection; a request without one waits.
+    own: Arc<Semaphore>,
+    /// Permits of the server; a request without one is refused.
+    all: Arc<Semaphore>,
     /// Ids of the requests whose bodies are being streamed.
     streaming: Arc<Mutex<HashSet<String>>>,
 }
@@ -87,6 +93,12 @@ struct StreamingId {
 }
 
 impl Requests {
+    /// The requests of a connection, with the permits of its server.
+    pub(crate) fn new(config: &ServerConfig, all: Arc<Semaphore>) -> Self {
+        let own = Arc::new(Semaphore::new(config.http_requests_per_connection));
+        Self { own, all, streaming: Arc::default() }
+    }
+
     /// Makes an HTTP request and sends its result as the response.
     pub(crate) fn call(
         &self,
@@ -100,9 +112,18 @@ impl Requests {
                 return request.respond_without_waiting::<HttpRequestResponse>(Err(error));
             }
         };
+        let (own, all) = (self.own.clone(), self.all.clone());
         tokio::spawn(async move {
             let outbound = request.outbound().clone();
             let work = async {
+                let _own = own.acquire().await;
+                let Ok(_one_of_all) = all.try_acquire() else {
+                    drop(streaming);
+                    let message = "http/request: too many requests are under way; try again later";
+                    let busy = RpcError::internal(ErrorKind::Busy, message);
+                    request.respond::<HttpRequestResponse>(Err(busy)).await;
+                    return;
+                };
                 match streaming {
                     None => {
                         let mut memory = None;
@@ -320,7 +341,8 @@ impl Exchange {
                 Ok(response) => response.map_err(failed)?,
                 Err(_) => return Err(failed("no response in time")),
             };
-            if !self.follow || !self.follow_redirect(&response).map_err(failed)? {
+            let location = response.headers().get(LOCATION);
+            if !self.follow || !self.follow_redirect(response.status(), location).map_err(failed)? {
                 return Ok(response);
             }
         }
@@ -363,13 +385,17 @@ impl Exchange {
     }
 
     /// Becomes the request that a redirect asks for; false if the response is not a redirect.
-    fn follow_redirect(&mut self, response: &Response<Incoming>) -> Result<bool, String> {
-        let keeps_method = match response.status() {
+    fn follow_redirect(
+        &mut self,
+        status: StatusCode,
+        location: Option<&HeaderValue>,
+    ) -> Result<bool, String> {
+        let keeps_method = match status {
             StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => false,
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
             _ => return Ok(false),
         };
-        let Some(location) = response.headers().get(LOCATION) else { return Ok(false) };
+        let Some(location) = location else { return Ok(false) };
         let location = location.to_str().ok().filter(|location| location.len() <= MAX_URL_BYTES);
         let next = location.and_then(|location| self.url.join(location).ok());
         let next = next.ok_or("a redirect has an invalid location")?;
@@ -398,6 +424,8 @@ impl Exchange {
         // A query may hold a token.
         referer.set_query(None);
         let _ = referer.set_username("").and_then(|()| referer.set_password(None));
+        // Also one that the client set, or that an earlier redirect did.
+        self.headers.remove(REFERER);
         if !(self.url.scheme() == "https" && next.scheme() == "http")
             && let Ok(referer) = HeaderValue::from_str(referer.as_str())
         {
@@ -469,4 +497,80 @@ fn dial_failure(host: &str, error: &DialError) -> String {
 
 fn failed(why: impl std::fmt::Display) -> RpcError {
     RpcError::internal(ErrorKind::HttpFailed, format!("http/request failed: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A location with a query that is a secret of its own, and the parts that make its origin.
+    fn place(random: &mut fastrand::Rng, hop: usize) -> ((bool, usize, usize), String) {
+        let (secure, host, port) = (random.bool(), random.usize(..2), random.usize(..3));
+        let scheme = if secure { "https" } else { "http" };
+        let host_text = ["a.example", "b.example"][host];
+        // The default port, written or not, and another one.
+        let default = if secure { ":443" } else { ":80" };
+        let port_text = ["", default, ":8080"][port];
+        let url = format!("{scheme}://{host_text}{port_text}/hop{hop}?key=query-secret-{hop}#f");
+        ((secure, host, port / 2), url)
+    }
+
+    #[test]
+    fn secrets_stay_at_the_first_origin_in_random_chains_of_redirects() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let (mut kept, mut dropped) = (0, 0);
+        for _ in 0..3_000 {
+            let (first, url) = place(&mut random, 0);
+            let mut headers = HeaderMap::new();
+            for name in ["authorization", "cookie", "x-from-variable", "referer", "x-plain"] {
+                headers.append(
+                    HeaderName::from_static(name),
+                    HeaderValue::from_str(&format!("secret of {name}")).unwrap(),
+                );
+            }
+            let mut exchange = Exchange {
+                method: Method::POST,
+                url: url.parse().unwrap(),
+                headers,
+                from_variables: vec![HeaderName::from_static("x-from-variable")],
+                body: Bytes::from_static(b"body"),
+                follow: true,
+                deadline: Instant::now(),
+            };
+            let mut same = true;
+            let mut before = first;
+            for hop in 1..random.usize(2..8) {
+                let (next, mut location) = place(&mut random, hop);
+                let next = match random.u32(..4) {
+                    0 => {
+                        location = format!("/hop{hop}?key=query-secret-{hop}");
+                        before
+                    }
+                    _ => next,
+                };
+                let status = [301, 302, 303, 307, 308][random.usize(..5)];
+                let status = StatusCode::from_u16(status).unwrap();
+                let location = HeaderValue::from_str(&location).unwrap();
+                assert!(exchange.follow_redirect(status, Some(&location)).unwrap());
+                same &= next == first;
+                let request = exchange.request().unwrap();
+                for name in ["authorization", "cookie", "x-from-variable"] {
+                    let has = request.headers().contains_key(name);
+                    assert_eq!(has, same, "{name} at hop {hop}: {first:?} to {next:?}");
+                }
+                assert!(request.headers().contains_key("x-plain"));
+                match request.headers().get(REFERER) {
+                    Some(referer) => {
+                        let referer = referer.to_str().unwrap();
+                        assert!(!referer.contains("secret"), "{referer}");
+                        assert!(referer.ends_with(&format!("/hop{}", hop - 1)), "{referer}");
+                    }
+                    None => assert!(before.0 && !next.0, "only a downgrade has no referer"),
+                }
+                *if same { &mut kept } else { &mut dropped } += 1;
+                before = next;
+            }
+        }
+        assert!(kept > 100 && dropped > 100, "{kept} {dropped}");
+    }
 }

@@ -10,6 +10,7 @@ use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use codex_exec_server_protocol::{Assurance, PathUri};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -61,6 +62,7 @@ struct Shared {
     response_budget: Budget,
     ledger: Ledger,
     metrics: Option<Arc<Metrics>>,
+    http_requests: Arc<Semaphore>,
 }
 
 impl Server {
@@ -84,6 +86,7 @@ impl Server {
             gate: Gate::new(config.entry),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
+            http_requests: Arc::new(Semaphore::new(config.http_requests)),
             confiner,
             config,
             host,
@@ -203,6 +206,11 @@ impl Server {
     /// What all processes use of the server's budget.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.0.ledger
+    }
+
+    /// A permit for each `http/request` that may run.
+    pub(crate) fn http_requests(&self) -> &Arc<Semaphore> {
+        &self.0.http_requests
     }
 
     /// Memory for large responses, shared by all connections.

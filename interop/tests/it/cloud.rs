@@ -26,7 +26,10 @@ impl Cloud {
             command.args(["rendezvous", "token", "create", "--data"]).arg(&data).args(arguments);
             output(&mut command).success().trim().to_owned()
         };
-        let (one, manager) = (token(&["--environment", ENVIRONMENT]), token(&["--can", "manage"]));
+        let (one, manager) = (
+            token(&["--environment", ENVIRONMENT, "--can", "register,connect"]),
+            token(&["--all", "--can", "manage"]),
+        );
         Self { service, url, token: one, manager, home }
     }
 

@@ -41,7 +41,16 @@ impl Cloud {
             codex.arg(data.path());
         })?;
         let mut create = Command::new(Target::program()?);
-        create.args(["rendezvous", "token", "create", "--environment", ENVIRONMENT, "--data"]);
+        create.args([
+            "rendezvous",
+            "token",
+            "create",
+            "--can",
+            "register,connect",
+            "--environment",
+            ENVIRONMENT,
+            "--data",
+        ]);
         let created = create.arg(data.path()).output()?;
         ensure!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
         let token = String::from_utf8(created.stdout)?.trim().to_owned();

@@ -55,7 +55,18 @@ impl Cloud {
         let (service, url) = serve(home.path(), "127.0.0.1:0");
         let data = home.path().join("data");
         let mut create = codex();
-        create.args(["rendezvous", "token", "create", "--environment", BOX, "--data"]).arg(data);
+        create
+            .args([
+                "rendezvous",
+                "token",
+                "create",
+                "--environment",
+                BOX,
+                "--can",
+                "register,connect",
+                "--data",
+            ])
+            .arg(data);
         let token = output(&mut create).success().trim().to_owned();
         Self { service, url, token, home }
     }

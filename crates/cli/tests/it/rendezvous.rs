@@ -83,7 +83,7 @@ fn tokens_are_created_listed_and_revoked_and_survive_a_kill() {
     let service = Service::start(&data, "127.0.0.1:0");
     let address = service.address().to_owned();
     let narrow = token(&data, &["--environment", "box", "--can", "register", "--expires", "30d"]);
-    let manager = token(&data, &["--can", "manage"]);
+    let manager = token(&data, &["--all", "--can", "manage"]);
     let listed = stdout(&run(&["rendezvous", "token", "list", "--data", text], ""));
     assert_eq!(listed.lines().count(), 3, "{listed}");
     assert!(listed.contains("box") && !listed.contains(&narrow), "{listed}");
@@ -145,7 +145,7 @@ impl SmallDisk {
         let script = r#"
             set -eu
             mount -t tmpfs -o size=64k tmpfs "$1"
-            "$0" rendezvous token create --data "$1/data" --can register,manage
+            "$0" rendezvous token create --data "$1/data" --all --can register,manage
             "$0" rendezvous serve --listen 127.0.0.1:0 --data "$1/data" &
             trap 'kill $!' EXIT
             while read -r line; do
@@ -293,7 +293,10 @@ fn several_nodes_on_nats_form_one_service() {
         let args = [&["rendezvous", "token", "create"], &on[..], more].concat();
         stdout(&run(&args, "")).trim_end().to_owned()
     };
-    let (token, manager) = (make(&["--environment", "box"]), make(&["--can", "manage"]));
+    let (token, manager) = (
+        make(&["--environment", "box", "--can", "register,connect"]),
+        make(&["--all", "--can", "manage"]),
+    );
     assert!(register(&one, "box", &token).contains(" 200 "));
     let shown = stdout(&run(&["environments", "list", "--registry", &other.url], &manager));
     assert!(shown.contains("box") && shown.contains("offline, last seen"), "{shown}");
@@ -343,11 +346,50 @@ fn wrong_command_lines_exit_with_2() {
         &["rendezvous", "serve", "--public-url", "ftp://x"],
         &["rendezvous", "serve", "--nats", "http://x"],
         &["rendezvous", "serve", "--nats-replicas", "3"],
-        &["rendezvous", "token", "create", "--can", "fly"],
-        &["rendezvous", "token", "create", "--expires", "soon"],
-        &["rendezvous", "token", "create", "--environment", "a", "--prefix", "b"],
+        &["rendezvous", "token", "create", "--all", "--can", "fly"],
+        &["rendezvous", "token", "create", "--all", "--can", "connect", "--expires", "soon"],
+        &[
+            "rendezvous",
+            "token",
+            "create",
+            "--can",
+            "connect",
+            "--environment",
+            "a",
+            "--prefix",
+            "b",
+        ],
+        &["rendezvous", "token", "create", "--can", "connect", "--environment", "a", "--all"],
+        // Without rights, and without environments.
+        &["rendezvous", "token", "create", "--environment", "a"],
+        &["rendezvous", "token", "create", "--can", "connect"],
         &["environments", "show"],
     ] {
         assert_eq!(run(args, "").status.code(), Some(2), "{args:?}");
     }
+}
+
+#[test]
+fn a_token_expires_in_90_days_unless_told_otherwise_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let make = |more: &[&str]| {
+        let data = data.to_str().unwrap();
+        let base = ["rendezvous", "token", "create", "--data", data, "--all", "--can", "connect"];
+        let made = run(&[&base[..], more].concat(), "");
+        assert!(made.status.success(), "{made:?}");
+        String::from_utf8_lossy(&made.stderr).into_owned()
+    };
+    assert_eq!(make(&[]), "");
+    assert_eq!(make(&["--expires", "30d"]), "");
+    assert!(make(&["--expires", "never"]).contains("never expires"));
+    let list = ["rendezvous", "token", "list", "--data", data.to_str().unwrap()];
+    let listed = stdout(&run(&list, ""));
+    let ends: Vec<&str> =
+        listed.lines().skip(1).filter_map(|line| line.rsplit("  ").next()).collect();
+    // A second may have passed.
+    let counts = |what: &[&str]| ends.iter().filter(|end| what.contains(end)).count();
+    assert_eq!(counts(&["in 90d", "in 89d"]), 1, "{listed}");
+    assert_eq!(counts(&["in 30d", "in 29d"]), 1, "{listed}");
+    assert_eq!(counts(&["never"]), 1, "{listed}");
 }

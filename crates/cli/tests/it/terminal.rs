@@ -22,6 +22,8 @@ pub(crate) struct Terminal {
     pub child: Child,
     /// Output that no call has returned yet.
     screen: String,
+    /// All output.
+    bytes: Vec<u8>,
 }
 
 impl Terminal {
@@ -45,10 +47,13 @@ impl Terminal {
                 None => inside.env_remove(name),
             };
         }
+        if let Some(directory) = command.get_current_dir() {
+            inside.current_dir(directory);
+        }
         let end = || slave.try_clone().expect("another");
         inside.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
         let child = inside.spawn().expect("it runs");
-        Self { master: File::from(master), slave, child, screen: String::new() }
+        Self { master: File::from(master), slave, child, screen: String::new(), bytes: Vec::new() }
     }
 
     pub(crate) fn type_in(&mut self, text: &str) {
@@ -78,6 +83,7 @@ impl Terminal {
         let mut buffer = [0; 4096];
         match self.master.read(&mut buffer) {
             Ok(len @ 1..) => {
+                self.bytes.extend_from_slice(&buffer[..len]);
                 self.screen.push_str(&String::from_utf8_lossy(&buffer[..len]));
                 true
             }
@@ -117,6 +123,14 @@ impl Terminal {
         self.slave = nothing().into();
         self.master = nothing();
         self.child.wait().expect("a child")
+    }
+
+    /// All output of a program that has ended.
+    pub(crate) fn all_output(mut self) -> Vec<u8> {
+        // Without another end, reading ends after what is left.
+        self.slave = File::open("/dev/null").expect("/dev/null").into();
+        while self.read_more(Instant::now() + PATIENCE) {}
+        std::mem::take(&mut self.bytes)
     }
 
     /// Waits for the exit, and reads output meanwhile.

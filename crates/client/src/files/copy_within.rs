@@ -29,9 +29,10 @@ impl Files {
             self.copy_file(source, destination, &counters).await?;
             return Ok(counters.report());
         }
+        options.check_directory(&local::display(source))?;
         self.refuse_into_itself(source, destination).await?;
         // The scan completes before anything is created, so that it does not see the copy.
-        let mut tree = self.scan_tree(source, Path::new("")).await?;
+        let mut tree = self.scan_tree(source, Path::new(""), options).await?;
         let counters = Counters::new(options, tree.files.len() as u64, 0);
         let deferred_modes =
             self.make_directories(destination, &tree.directories, &mut tree.failed).await?;

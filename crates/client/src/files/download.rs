@@ -1,7 +1,8 @@
 //! Downloads: files and trees on the server, copied to this machine.
 //!
 //! Invariant: a download appears under its name only when it is complete, and replaces nothing but a
-//! regular file.
+//! regular file. Nothing that the server sends makes it write outside `local`: every name passes
+//! `entry_name.rs`, and a link below `local` that leads out of it is not followed.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -13,12 +14,13 @@ use tokio::io::AsyncWriteExt;
 
 use super::replacement::Replacement;
 use super::transfer::{Counters, affects_one_file, tolerate_file_error, write_error};
-use super::{Files, TransferOptions, TransferReport, local};
+use super::{Files, TransferOptions, TransferReport, entry_name, local};
 use crate::error::ExecServerError;
 
 impl Files {
     /// Copies a file or a tree on the server to `local`, which becomes that file or directory. Follows a
-    /// link at `local`; an existing file keeps its owner and permissions. Refuses to replace a pipe, a
+    /// link at `local`; an existing file keeps its owner and permissions, a new one gets those of its source
+    /// without the bits of the umask. Refuses to replace a pipe, a
     /// socket or a device.
     pub async fn download(
         &self,
@@ -33,12 +35,19 @@ impl Files {
             self.download_file(remote, local, &counters, true).await?;
             return Ok(counters.report());
         }
-        let mut tree = self.scan_tree(remote, local).await?;
+        options.check_directory(&local::display(remote))?;
+        let mut tree = self.scan_tree(remote, local, options).await?;
         let counters = Counters::new(options, tree.files.len() as u64, 0);
-        let deferred_modes = tree.make_directories().await?;
+        let (root, deferred_modes) = tree.make_directories().await?;
         let download = |(from, to): (PathUri, PathBuf)| {
-            let counters = &counters;
-            async move { tolerate_file_error(self.download_file(&from, &to, counters, false).await) }
+            let (counters, root) = (&counters, &root);
+            async move {
+                let downloaded = match local::require_below(root, &to).map_err(write_error(&to)) {
+                    Ok(()) => self.download_file(&from, &to, counters, false).await,
+                    Err(error) => Err(error),
+                };
+                tolerate_file_error(downloaded)
+            }
         };
         tree.failed.extend(counters.transfer_each(tree.files, download).await?);
         for (directory, mode) in deferred_modes.iter().rev() {
@@ -53,6 +62,7 @@ impl Files {
         &self,
         remote: &PathUri,
         local: &Path,
+        options: &TransferOptions,
     ) -> Result<Tree, ExecServerError> {
         let mut tree = Tree::default();
         let mut level = vec![(remote.clone(), local.to_owned())];
@@ -73,10 +83,16 @@ impl Files {
                         tree.skipped.push(format!("{shown}: a link to a directory"));
                     }
                     Ok(Scanned { listed: Some(listed), mode }) => {
+                        level.extend(tree.add_entries(&from, &to, listed));
                         tree.directories.push((to, mode));
-                        level.extend(tree.add_entries(&from, listed, |path| {
-                            Ok(local.join(local::relative(path, remote)?))
-                        })?);
+                        let seen = tree.directories.len() + tree.files.len() + level.len();
+                        if seen > options.max_entries {
+                            return Err(ExecServerError::Invalid(format!(
+                                "{} has more than {} entries; copy its parts instead",
+                                local::display(remote),
+                                options.max_entries
+                            )));
+                        }
                     }
                     Err(error) if from != *remote && affects_one_file(&error) => {
                         tree.failed.push(error.to_string());
@@ -156,22 +172,26 @@ impl Tree {
     fn add_entries(
         &mut self,
         directory: &PathUri,
+        local: &Path,
         listed: FsReadDirectoryResponse,
-        destination: impl Fn(&PathUri) -> Result<PathBuf, ExecServerError>,
-    ) -> Result<Vec<(PathUri, PathBuf)>, ExecServerError> {
+    ) -> Vec<(PathUri, PathBuf)> {
         let shown = local::display(directory);
         let mut directories = Vec::new();
         for entry in listed.entries {
-            let named = match entry.file_name_uri {
-                Some(path) => Ok(path),
-                None => directory.join(&entry.file_name),
+            let checked = entry_name::checked(directory, &entry).and_then(|(path, name)| {
+                let to = local.join(local::native(&name));
+                match to.as_os_str().len() < local::MAX_PATH {
+                    true => Ok((path, to)),
+                    false => Err("its path is too long"),
+                }
+            });
+            let (path, to) = match checked {
+                Ok(checked) => checked,
+                Err(why) => {
+                    self.failed.push(format!("cannot read {shown}/{}: {why}", entry.file_name));
+                    continue;
+                }
             };
-            let Ok(path) = named else {
-                self.failed
-                    .push(format!("cannot read {shown}/{}: no usable name", entry.file_name));
-                continue;
-            };
-            let to = destination(&path)?;
             if entry.is_directory {
                 directories.push((path, to));
             } else if entry.is_file {
@@ -185,17 +205,33 @@ impl Tree {
         }
         let dead = listed.dead_links.iter();
         self.skipped.extend(dead.map(|name| format!("{shown}/{name}: a broken link")));
-        Ok(directories)
+        directories
     }
 
-    /// Creates the directories. A new one gets the permission bits of its source while it is empty;
-    /// returns the bits that would prevent writing into it, to be set at the end.
-    async fn make_directories(&mut self) -> Result<Vec<(PathBuf, u32)>, ExecServerError> {
+    /// Creates the directories. A new one gets the permission bits of its source, without those of the
+    /// umask, while it is empty. Returns the root with its links resolved, and the bits that would prevent
+    /// writing into a directory, to be set at the end.
+    async fn make_directories(
+        &mut self,
+    ) -> Result<(PathBuf, Vec<(PathBuf, u32)>), ExecServerError> {
         let mut deferred_modes = Vec::new();
+        let mut root = PathBuf::new();
+        let umask = local::umask();
         for (at, (directory, mode)) in self.directories.iter().enumerate() {
             let is_new = !directory.exists();
-            let mut made = tokio::fs::create_dir_all(directory).await;
+            let mut made = match at {
+                0 => tokio::fs::create_dir_all(directory).await,
+                _ if is_new => match local::require_below(&root, directory) {
+                    Ok(()) => tokio::fs::create_dir(directory).await,
+                    Err(error) => Err(error),
+                },
+                _ => local::require_below(&root, directory),
+            };
+            if at == 0 && made.is_ok() {
+                root = directory.canonicalize().map_err(write_error(directory))?;
+            }
             if let Some(mode) = mode.filter(|_| is_new && made.is_ok()) {
+                let mode = mode & !umask;
                 made = local::set_directory_mode(directory, mode | 0o700);
                 if mode & 0o700 != 0o700 {
                     deferred_modes.push((directory.clone(), mode));
@@ -208,6 +244,6 @@ impl Tree {
                 self.failed.extend(tolerate_file_error(made)?);
             }
         }
-        Ok(deferred_modes)
+        Ok((root, deferred_modes))
     }
 }

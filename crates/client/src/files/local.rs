@@ -8,27 +8,45 @@ use codex_exec_server_protocol::PathUri;
 
 use crate::error::ExecServerError;
 
-/// The local path, relative to `root`, of a path on the server.
-pub(super) fn relative(path: &PathUri, root: &PathUri) -> Result<PathBuf, ExecServerError> {
-    let tail = match root.as_bytes() {
-        b"/" => path.as_bytes().strip_prefix(b"/"),
-        root => path.as_bytes().strip_prefix(root).and_then(|tail| tail.strip_prefix(b"/")),
+/// The length at which the kernel refuses a path, in bytes. It also ends a tree without end.
+pub(super) const MAX_PATH: usize = 4096;
+
+/// Fails if the path leads out of `root`, whose own links are resolved, by a link of this machine. The
+/// server cannot create one meanwhile: a download creates no links.
+pub(super) fn require_below(root: &Path, path: &Path) -> io::Result<()> {
+    let leads_out = || {
+        let message = "it leads out of the destination by a symbolic link; remove the link first";
+        io::Error::new(io::ErrorKind::PermissionDenied, message)
     };
-    // The server's listing must not decide where this machine writes.
-    let tail = tail.filter(|tail| !tail.is_empty()).ok_or_else(|| {
-        ExecServerError::protocol("walking a directory", format!("{path} is not below {root}"))
-    })?;
-    Ok(native(tail))
+    let parent = path.parent().map(Path::canonicalize).transpose()?;
+    if !parent.is_some_and(|parent| parent.starts_with(root)) {
+        return Err(leads_out());
+    }
+    match path.symlink_metadata() {
+        Ok(metadata) if metadata.is_symlink() => match path.canonicalize() {
+            Ok(target) if target.starts_with(root) => Ok(()),
+            _ => Err(leads_out()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// The permission bits that new files of this process do not get. If they are unknown, those of everyone
+/// but the owner.
+pub(super) fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    umask.and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok()).unwrap_or(0o077)
 }
 
 #[cfg(unix)]
-fn native(bytes: &[u8]) -> PathBuf {
+pub(super) fn native(bytes: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
 }
 
 #[cfg(not(unix))]
-fn native(bytes: &[u8]) -> PathBuf {
+pub(super) fn native(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 

@@ -2,6 +2,7 @@
 
 mod copy_within;
 mod download;
+mod entry_name;
 mod local;
 mod reader;
 mod replacement;

@@ -76,12 +76,12 @@ impl Replacement {
     }
 
     /// Replaces the target. The new file gets the mode and owner of the old one; `mode`, without set-id and
-    /// sticky bits, is for a target that did not exist.
+    /// sticky bits and those of the umask, is for a target that did not exist.
     pub(super) fn commit(self, mode: u32) -> io::Result<()> {
         // Until here, only the owner can read the file.
         match &self.old {
             Some(old) => local::copy_attributes(self.file(), old)?,
-            None => local::set_mode(self.file(), mode & 0o777)?,
+            None => local::set_mode(self.file(), mode & 0o777 & !local::umask())?,
         }
         if let Some(now) = if_exists(std::fs::symlink_metadata(&self.target))? {
             local::require_regular(&now)?;

@@ -19,12 +19,18 @@ type OnProgress = Arc<dyn Fn(&TransferProgress) + Send + Sync>;
 pub struct TransferOptions {
     /// Files of a tree to transfer at once. Default 4.
     pub concurrent_files: usize,
+    /// Whether a directory is transferred with its contents. Default true; otherwise a source that is, or
+    /// has meanwhile become, a directory is an error.
+    pub recursive: bool,
+    /// Entries of the largest tree that is downloaded or copied. Default 1,000,000; a larger tree, or one
+    /// that the server makes up without end, is an error, before anything is created.
+    pub max_entries: usize,
     progress: Option<OnProgress>,
 }
 
 impl Default for TransferOptions {
     fn default() -> Self {
-        Self { concurrent_files: 4, progress: None }
+        Self { concurrent_files: 4, recursive: true, max_entries: 1_000_000, progress: None }
     }
 }
 
@@ -44,6 +50,8 @@ impl fmt::Debug for TransferOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransferOptions")
             .field("concurrent_files", &self.concurrent_files)
+            .field("recursive", &self.recursive)
+            .field("max_entries", &self.max_entries)
             .finish_non_exhaustive()
     }
 }
@@ -157,6 +165,16 @@ impl Counters {
         failed: Vec<String>,
     ) -> TransferReport {
         TransferReport { directories: directories as u64, skipped, failed, ..self.report() }
+    }
+}
+
+impl TransferOptions {
+    /// Fails if the source is a directory and the transfer is not recursive.
+    pub(super) fn check_directory(&self, shown: &str) -> Result<(), ExecServerError> {
+        if self.recursive {
+            return Ok(());
+        }
+        Err(ExecServerError::Invalid(format!("{shown} is a directory, not a file")))
     }
 }
 

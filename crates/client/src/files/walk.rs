@@ -14,7 +14,7 @@ use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::{PathUri, call};
 use futures_util::Stream;
 
-use super::Files;
+use super::{Files, entry_name};
 use crate::error::ExecServerError;
 
 /// An item of a walk.
@@ -151,13 +151,7 @@ impl Walker {
                 .push_back(WalkItem::Unreadable(FsPathError { path: directory.clone(), message }));
         }
         for entry in listed.entries {
-            let path = match entry.file_name_uri {
-                Some(path) => path,
-                None => match directory.join(&entry.file_name) {
-                    Ok(path) => path,
-                    Err(_) => continue,
-                },
-            };
+            let Ok((path, _)) = entry_name::checked(directory, &entry) else { continue };
             let pruned = self.options.prune_hidden_directories && entry.file_name.starts_with('.');
             if entry.is_directory {
                 if self.options.follow_directory_symlinks || !self.is_link(&path).await? {

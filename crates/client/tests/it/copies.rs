@@ -172,7 +172,13 @@ async fn copies_replace_only_regular_files_in_every_direction() {
         let mut wanted = before.clone();
         if let Some(name) = replaced {
             let path = root.join(name);
-            let bits = if before.contains_key(&path) { old_bits } else { bits & 0o777 };
+            // `root` was created with all bits that the umask allows.
+            let allowed = root.metadata().unwrap().mode() & 0o777;
+            let bits = match (before.contains_key(&path), direction) {
+                (true, _) => old_bits,
+                (false, Direction::Down) => bits & allowed,
+                (false, _) => bits & 0o777,
+            };
             let kind = names(directory.path())[&source].0.clone();
             wanted.insert(path, (kind, bits, content));
         }

@@ -10,7 +10,8 @@ mod sources;
 use std::time::SystemTime;
 
 use codex_exec_remote::{
-    BaseUrl, Credential, CredentialError, CredentialFuture, HttpClient, OutgoingRequest,
+    BaseUrl, Credential, CredentialError, CredentialFuture, CredentialKind, HttpClient,
+    OutgoingRequest, Verdict, may_send,
 };
 use http::HeaderMap;
 
@@ -48,10 +49,10 @@ impl AwsCredential {
 
 impl Credential for AwsCredential {
     fn check_target(&self, base: &BaseUrl) -> Result<(), CredentialError> {
-        if base.is_private() {
-            return Ok(());
+        match may_send(CredentialKind::Signature, base.origin(), &[]) {
+            Verdict::Send => Ok(()),
+            _ => Err(CredentialError::permanent(AwsError::InClear(base.to_string()))),
         }
-        Err(CredentialError::permanent(AwsError::InClear(base.to_string())))
     }
 
     fn headers<'a>(&'a self, _http: &'a HttpClient) -> CredentialFuture<'a, HeaderMap> {

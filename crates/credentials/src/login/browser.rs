@@ -2,21 +2,27 @@
 //!
 //! Invariant: the callback's code is accepted only with the state of this sign-in, and only once.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
 use base64_simd::URL_SAFE_NO_PAD;
 use codex_exec_remote::{HttpClient, encode_form};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
 use super::{LoginError, SCOPE, random_text};
 use crate::issuer::{IssuedTokens, Issuer};
 
 /// The longest callback request, in bytes.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
+/// Connections that may wait for their request at once.
+const MAX_CONNECTIONS: usize = 32;
 /// How long one callback request may take to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -84,12 +90,35 @@ impl BrowserLogin {
         Ok(self.issuer.tokens(fields, http).await?)
     }
 
-    /// Waits for the callback with this sign-in's state; other requests get 404.
+    /// Waits for the callback with this sign-in's state; other requests get 404. Any program on this machine
+    /// can connect, so no connection delays another: if too many are silent, the oldest is closed.
     async fn code(&self) -> Result<String, CallbackError> {
+        let mut requests = FuturesUnordered::new();
+        let mut oldest_first = VecDeque::new();
         loop {
-            let (mut socket, _) = self.listener.accept().await.map_err(CallbackError::Listen)?;
-            let target = tokio::time::timeout(REQUEST_TIMEOUT, request_target(&mut socket)).await;
-            let outcome = target.ok().flatten().and_then(|target| self.read(&target));
+            let (mut socket, outcome) = tokio::select! {
+                accepted = self.listener.accept() => {
+                    let (mut socket, _) = accepted.map_err(CallbackError::Listen)?;
+                    if requests.len() >= MAX_CONNECTIONS {
+                        drop(oldest_first.pop_front());
+                    }
+                    let (kept, closed) = oneshot::channel::<()>();
+                    oldest_first.push_back(kept);
+                    requests.push(async move {
+                        let target = tokio::select! {
+                            target = request_target(&mut socket) => target,
+                            _ = closed => None,
+                            () = tokio::time::sleep(REQUEST_TIMEOUT) => None,
+                        };
+                        (socket, target)
+                    });
+                    continue;
+                }
+                Some((socket, target)) = requests.next() => {
+                    oldest_first.retain(|kept| !kept.is_closed());
+                    (socket, target.and_then(|target| self.read(&target)))
+                }
+            };
             let (status, text) = match &outcome {
                 Some(Ok(_)) => ("200 OK", "You are signed in. You can close this page.\n"),
                 Some(Err(_)) => ("400 Bad Request", "The sign-in failed. See the terminal.\n"),
@@ -99,6 +128,7 @@ impl BrowserLogin {
                 "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
                 text.len()
             );
+            // Does not wait, even for a peer that does not read: the response fits into the socket's buffer.
             let _ = socket.write_all(response.as_bytes()).await;
             let _ = socket.shutdown().await;
             if let Some(result) = outcome {

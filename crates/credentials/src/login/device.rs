@@ -28,6 +28,11 @@ struct DeviceAuthorization {
     interval: u64,
 }
 
+/// The longest time that a code is waited for, in seconds, whatever the issuer says.
+const MAX_EXPIRY: u64 = 30 * 60;
+/// The longest time between two requests, whatever the issuer asks for.
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
+
 fn ten_minutes() -> u64 {
     600
 }
@@ -62,8 +67,10 @@ impl DeviceLogin {
 
     /// Polls until the user has entered the code, at the interval that the issuer asks for.
     pub async fn finish(self, http: &HttpClient) -> Result<IssuedTokens, LoginError> {
-        let deadline = Instant::now() + Duration::from_secs(self.authorization.expires_in);
-        let mut interval = Duration::from_secs(self.authorization.interval.clamp(1, 60));
+        let expires_in = self.authorization.expires_in.min(MAX_EXPIRY);
+        let deadline = Instant::now() + Duration::from_secs(expires_in);
+        let seconds = self.authorization.interval.clamp(1, MAX_INTERVAL.as_secs());
+        let mut interval = Duration::from_secs(seconds);
         while Instant::now() + interval < deadline {
             tokio::time::sleep(interval).await;
             let fields = vec![
@@ -74,7 +81,7 @@ impl DeviceLogin {
                 Ok(tokens) => return Ok(tokens),
                 Err(OauthError::Refused { code, .. }) if code == "authorization_pending" => {}
                 Err(OauthError::Refused { code, .. }) if code == "slow_down" => {
-                    interval += Duration::from_secs(5);
+                    interval = (interval + Duration::from_secs(5)).min(MAX_INTERVAL);
                 }
                 Err(error) if error.is_transient() => {
                     tracing::debug!(%error, "cannot reach the issuer; retrying");
@@ -82,6 +89,6 @@ impl DeviceLogin {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(LoginError::Timeout(self.authorization.expires_in))
+        Err(LoginError::Timeout(expires_in))
     }
 }

@@ -188,3 +188,49 @@ async fn device_login_polls_at_the_requested_interval() {
     let asked = issuer_cloud.seen("/oauth/token").len();
     assert!((9..=12).contains(&asked), "{asked} questions in a minute");
 }
+
+#[tokio::test]
+async fn silent_connections_do_not_delay_the_browser() {
+    let issuer_cloud = Cloud::start().await;
+    issuer_cloud.script(|script| {
+        script.answers.insert("token", (200, json!({"access_token": "at"}).to_string()));
+    });
+    let (sources, http) = (SignInSources::default(), HttpClient::default());
+    let base = Some(issuer_cloud.base().to_string());
+    let issuer =
+        codex_exec_credentials::login_issuer(&sources, base, Some("c".into()), &http).await;
+    let login = codex_exec_credentials::BrowserLogin::start(issuer.unwrap(), 0).await.unwrap();
+    let url = login.url();
+    let (callback, state) = (field(&url, "redirect_uri"), field(&url, "state"));
+    let port: u16 = callback.split([':', '/']).nth(4).unwrap().parse().unwrap();
+    let browsing = async {
+        // More than may wait at once; none of them ever sends anything.
+        let mut silent = Vec::new();
+        for _ in 0..100 {
+            silent.push(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        }
+        let status = browse(&format!("{callback}?code=x&state={state}")).await;
+        assert!(status.contains("200"), "{status}");
+    };
+    // Waiting for each of them in turn would take 1,000 s.
+    let (tokens, ()) = tokio::join!(login.finish(Duration::from_secs(60), &http), browsing);
+    tokens.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expiry_without_bounds_is_bounded() {
+    let issuer_cloud = Cloud::start().await;
+    let authorization = json!({"device_code": "dc", "user_code": "ABCD", "interval": u64::MAX,
+        "verification_uri": "https://issuer.example/device", "expires_in": u64::MAX});
+    issuer_cloud.script(|script| {
+        script.answers.insert("code", (200, authorization.to_string()));
+        script.answers.insert("token", (400, json!({"error": "slow_down"}).to_string()));
+    });
+    let (sources, http) = (SignInSources::default(), HttpClient::default());
+    let base = Some(issuer_cloud.base().to_string());
+    let issuer =
+        codex_exec_credentials::login_issuer(&sources, base, Some("c".into()), &http).await;
+    let login = codex_exec_credentials::DeviceLogin::start(issuer.unwrap(), &http).await.unwrap();
+    let error = login.finish(&http).await.unwrap_err();
+    assert!(error.to_string().contains("within 1800 s"), "{error}");
+}

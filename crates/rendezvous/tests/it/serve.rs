@@ -238,3 +238,95 @@ async fn shutdown_drains_streams_and_closes_with_1012() {
     drop((environment, harness));
     draining.await.unwrap();
 }
+
+/// Connects until the service closes a connection at once; the connections that stay open.
+async fn fill(address: &str) -> Vec<TcpStream> {
+    use tokio::io::AsyncReadExt;
+    let mut open = Vec::new();
+    loop {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        // A refused connection ends; an accepted one waits for a request.
+        let ended = async {
+            let mut byte = [0];
+            matches!(socket.read(&mut byte).await, Ok(0) | Err(_))
+        };
+        match tokio::time::timeout(Duration::from_millis(300), ended).await {
+            Ok(true) => return open,
+            _ => open.push(socket),
+        }
+    }
+}
+
+#[tokio::test]
+async fn silent_connections_of_one_address_leave_room_for_others_also_before_tls() {
+    for tls in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+        std::fs::write(&cert, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let mut config = Config::default();
+        config.unauthenticated_per_address = 5;
+        config.connections = 7;
+        config.request_timeout = Duration::from_secs(600);
+        let tls = tls.then_some((cert, key));
+        let running = start(ServeOptions { tls, ..options(&dir) }, config).await;
+        let address = running.url.split("//").nth(1).unwrap().to_owned();
+        let silent = fill(&address).await;
+        assert_eq!(silent.len(), 5, "{}", running.url);
+        // Another address of this machine.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut other = socket.connect(address.parse().unwrap()).await.unwrap();
+        if running.url.starts_with("http:") {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            other.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            let mut answer = [0; 12];
+            other.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"HTTP/1.1 200");
+        }
+        drop((silent, other));
+        running.stop.send(()).unwrap();
+        running.done.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_read_only_after_its_token_was_checked() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    // The body never comes, and no timeout makes up for that.
+    config.request_timeout = Duration::from_secs(3600);
+    let running = start(options(&dir), config).await;
+    let address = running.url.split("//").nth(1).unwrap();
+    for call in ["register", "connect", "validate"] {
+        for token in ["", "Authorization: Bearer wrong\r\n"] {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            let head = format!(
+                "POST /cloud/environment/e1/{call} HTTP/1.1\r\nHost: x\r\n{token}Content-Length: 60000\r\n\r\n"
+            );
+            socket.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = [0; 12];
+            socket.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"HTTP/1.1 401", "{call}");
+        }
+    }
+    running.stop.send(()).unwrap();
+    running.done.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_data_directory_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    for mode in [0o700, 0o750, 0o755, 0o770, 0o702, 0o777] {
+        std::fs::set_permissions(&data, PermissionsExt::from_mode(mode)).unwrap();
+        let opened = FileStore::open(&data, system_now());
+        assert_eq!(opened.is_ok(), mode & 0o022 == 0, "{mode:o}: {opened:?}");
+        let token = TokenFile::new(&data).create(Scope::Any, vec![Right::Manage], 1, None);
+        assert_eq!(token.is_ok(), mode & 0o022 == 0, "{mode:o}");
+    }
+}

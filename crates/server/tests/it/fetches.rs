@@ -336,3 +336,34 @@ async fn a_target_that_never_comes_to_its_response_is_cut_off() {
     }
     target.join().unwrap();
 }
+
+#[tokio::test]
+async fn requests_to_a_silent_target_are_bounded_in_number() {
+    let mut config = codex_exec_serving::ServerConfig::default();
+    config.http_requests_per_connection = 2;
+    config.http_requests = 3;
+    let server = codex_exec_serving::Server::new(config).unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let request = with(get(silent.local_addr().unwrap(), "/"), &json!({"timeoutMs": 600_000}));
+    let (mut one, mut two) = (Client::ready(&server).await, Client::ready(&server).await);
+    // Two of the first connection run, and its others wait.
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        one.send_request("http/request", request.clone()).await;
+    }
+    for _ in 0..2 {
+        held.push(silent.accept().await.unwrap());
+    }
+    // One more of the second, and then the server has no room.
+    let running = two.send_request("http/request", request.clone()).await;
+    held.push(silent.accept().await.unwrap());
+    let refused = two.call("http/request", request).await.unwrap_err();
+    assert_eq!(refused.code, -32603, "{refused:?}");
+    // The end of one makes room.
+    let address = echo().await;
+    let (mut socket, _) = held.pop().unwrap();
+    socket.write_all(&ok("")).await.unwrap();
+    drop(socket);
+    two.response(running).await.unwrap();
+    two.call("http/request", get(address, "/x")).await.unwrap();
+}
