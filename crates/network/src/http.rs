@@ -20,6 +20,7 @@ use crate::exchange::{ForwardError, Sender, pass_on};
 use crate::idle::Idle;
 use crate::mitm::{self, Opened};
 use crate::proxy::{Client, Shared};
+use crate::sniff::{Check, check_first_bytes};
 use crate::target::Target;
 use crate::tunnel;
 
@@ -122,7 +123,13 @@ async fn connect(
         }
         match owner.dialer.tunnel(&target.host, target.port, &destination).await {
             Ok(mut upstream) => {
-                let _ = tunnel::join(&mut stream, &mut upstream).await;
+                let Target { host, port } = target;
+                let (protocol, method) = (Protocol::HttpsConnect, Some("CONNECT"));
+                let check = Check { shared: owner, protocol, host, port, method, client };
+                match check_first_bytes(&check, &mut stream, &mut upstream).await {
+                    Ok(_pass) => drop(tunnel::join(&mut stream, &mut upstream).await),
+                    Err(error) => debug!(%error, "tunnel cut"),
+                }
             }
             Err(error) => debug!(%error, "tunnel target unreachable"),
         }
