@@ -2,6 +2,7 @@
 //! connection is judged on its own.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,9 +10,11 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::audit::About;
@@ -127,7 +130,7 @@ async fn connect(
                 let (protocol, method) = (Protocol::HttpsConnect, Some("CONNECT"));
                 let check = Check { shared: owner, protocol, host, port, method, client };
                 match check_first_bytes(&check, &mut stream, &mut upstream).await {
-                    Ok(_pass) => drop(tunnel::join(&mut stream, &mut upstream).await),
+                    Ok(_pass) => drop(join(stream.into_inner(), &mut upstream).await),
                     Err(error) => debug!(%error, "tunnel cut"),
                 }
             }
@@ -135,6 +138,17 @@ async fn connect(
         }
     });
     Response::new(Either::Left(Full::default()))
+}
+
+/// Joins a tunnel with its target.
+async fn join(client: Upgraded, target: &mut TcpStream) -> io::Result<()> {
+    match client.downcast::<TokioIo<Idle<TcpStream>>>() {
+        Ok(parts) => {
+            target.write_all(&parts.read_buf).await?;
+            tunnel::join(&mut parts.io.into_inner(), target).await
+        }
+        Err(client) => tunnel::join(&mut TokioIo::new(client), target).await,
+    }
 }
 
 /// Sends a judged request on, and its answer back.

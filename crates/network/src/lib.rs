@@ -31,6 +31,7 @@ mod proxy;
 pub mod rules;
 mod sniff;
 mod socks;
+mod splice;
 mod target;
 mod transparent;
 mod tunnel;

@@ -350,7 +350,11 @@ fn lenient(dice: &mut fastrand::Rng) -> Vec<u8> {
     ];
     let after: &[&[u8]] = &[b" ", b"\t", b"\x0b", b"\xa0", b" x"];
     bytes.extend([part(b"GET", methods), part(b" ", blanks), part(b"/", targets)].concat());
-    bytes.extend([part(b" ", blanks), part(b"HTTP/1.1", versions), part(b"", after)].concat());
+    // Some servers take lines without a version.
+    if part(b"versioned", &[b""]) != b"" {
+        bytes.extend([part(b" ", blanks), part(b"HTTP/1.1", versions)].concat());
+    }
+    bytes.extend(part(b"", after));
     let end = part(b"\r\n", &[b"\n", b"\r\r\n", b"\r"]);
     let other = part(b"", &[b"X: y", b" X: y", b"X : y", b"\x0bX: y", b"X: y\r"]);
     let names: &[&[u8]] = &[b"host:", b"Host : ", b" Host: ", b"Host:\t", b"HOST:\x0b"];
