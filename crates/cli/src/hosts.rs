@@ -172,6 +172,7 @@ impl HostRules {
         let mut config = Config::new(rules);
         config.listen = false;
         config.socks5_udp = false;
+        config.check_tunnels = true;
         config.upstream = Some(UpstreamProxies::from_env(|name| std::env::var(name).ok()));
         Ok(config)
     }

@@ -32,6 +32,9 @@ pub struct Config {
     /// Opens tunnels to hosts that secrets are bound to, and in limited mode all of them (default
     /// `None`: tunnels are passed on as they are, and limited mode refuses them).
     pub mitm: Option<Mitm>,
+    /// Hold the first bytes in tunnels of CONNECT and SOCKS5 to what those of a served namespace are held to: TLS
+    /// or HTTP/1 for another host than the tunnel's is cut (default false: tunnels are passed on as they are).
+    pub check_tunnels: bool,
     /// The domains that `search` lists in the `resolv.conf` of a namespace that is served (default: none).
     /// A name that ends in one exists there only if an allow pattern other than `*` matches it: the
     /// resolver tries such names first if a name has fewer dots than `ndots`, and takes the first that
@@ -55,6 +58,7 @@ impl Config {
             ask_timeout: None,
             upstream: None,
             mitm: None,
+            check_tunnels: false,
             search_domains: Vec::new(),
             connector: Arc::new(SystemConnector),
             limits: Limits::default(),
@@ -72,6 +76,7 @@ impl std::fmt::Debug for Config {
             .field("ask_timeout", &self.ask_timeout)
             .field("upstream", &self.upstream)
             .field("mitm", &self.mitm)
+            .field("check_tunnels", &self.check_tunnels)
             .field("search_domains", &self.search_domains)
             .field("limits", &self.limits)
             .finish_non_exhaustive()

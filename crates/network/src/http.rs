@@ -23,6 +23,7 @@ use crate::exchange::{ForwardError, Sender, pass_on};
 use crate::idle::Idle;
 use crate::mitm::{self, Opened};
 use crate::proxy::{Client, Shared};
+use crate::sniff::{Check, check_first_bytes};
 use crate::target::Target;
 use crate::tunnel;
 
@@ -117,7 +118,7 @@ async fn connect(
         // The client's place among the connections is kept until the tunnel ends.
         let client = client;
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
-        let stream = TokioIo::new(upgraded);
+        let mut stream = TokioIo::new(upgraded);
         if let Some(mitm) = owner.mitm_for(&target.host, target.port) {
             let protocol = Protocol::HttpsConnect;
             let opened = Opened { target, destination, protocol, client };
@@ -125,7 +126,13 @@ async fn connect(
         }
         match owner.dialer.tunnel(&target.host, target.port, &destination).await {
             Ok(mut upstream) => {
-                let _ = join(stream.into_inner(), &mut upstream).await;
+                let Target { host, port } = target;
+                let (protocol, method) = (Protocol::HttpsConnect, Some("CONNECT"));
+                let check = Check { shared: owner, protocol, host, port, method, client };
+                match check_first_bytes(&check, &mut stream, &mut upstream).await {
+                    Ok(_pass) => drop(join(stream.into_inner(), &mut upstream).await),
+                    Err(error) => debug!(%error, "tunnel cut"),
+                }
             }
             Err(error) => debug!(%error, "tunnel target unreachable"),
         }

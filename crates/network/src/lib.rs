@@ -29,6 +29,7 @@ mod mitm;
 mod policy;
 mod proxy;
 pub mod rules;
+mod sniff;
 mod socks;
 mod splice;
 mod target;

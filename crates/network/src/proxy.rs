@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     pub connector: Arc<dyn Connector>,
     pub limits: Limits,
     pub socks5_udp: bool,
+    /// [`Config::check_tunnels`].
+    pub check_tunnels: bool,
     pub search_domains: Vec<String>,
     mitm: Option<Mitm>,
     places: Arc<Semaphore>,
@@ -123,6 +125,7 @@ impl Proxy {
             policy,
             connector: config.connector,
             socks5_udp: config.socks5_udp,
+            check_tunnels: config.check_tunnels,
             search_domains: config.search_domains,
             mitm: config.mitm,
             places: Arc::new(Semaphore::new(config.limits.connections)),

@@ -18,6 +18,7 @@ use crate::host::Host;
 use crate::idle::Idle;
 use crate::mitm::Opened;
 use crate::proxy::{Client, Shared};
+use crate::sniff::{Check, check_first_bytes};
 use crate::target::Target;
 use crate::{mitm, tunnel, udp};
 
@@ -147,6 +148,15 @@ where
     match shared.dialer.direct(&host, address.port, &destination).await {
         Ok(mut target) => {
             reply(&mut stream, SUCCEEDED, target.local_addr().ok()).await?;
+            let check = Check {
+                shared: shared.clone(),
+                protocol: Protocol::Socks5Tcp,
+                host,
+                port: address.port,
+                method: None,
+                client: client.clone(),
+            };
+            let _pass = check_first_bytes(&check, &mut stream, &mut target).await?;
             tunnel::join(&mut stream, &mut target).await
         }
         Err(error) => {

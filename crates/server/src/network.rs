@@ -73,6 +73,8 @@ pub(crate) fn proxy_config(
     };
     config.socks5 = proxy.enable_socks5;
     config.socks5_udp = proxy.enable_socks5_udp;
+    // Also where there is no TUN device: what a rule means does not hang on it.
+    config.check_tunnels = launch.transparent;
     config.ask_timeout = launch.policy_decision_timeout_ms.map(Duration::from_millis);
     config.upstream = proxy.allow_upstream_proxy.then(|| upstream.clone());
     Ok(config)

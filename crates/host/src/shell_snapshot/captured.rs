@@ -18,6 +18,10 @@ pub struct CapturedState {
     pub(super) shell_options: Vec<(Vec<u8>, bool)>,
     pub(super) aliases: Vec<Alias>,
     pub(super) functions: Vec<u8>,
+    /// The names of the functions, as far as the shell lists them.
+    pub(super) function_names: Vec<Vec<u8>>,
+    /// Functions that are exported, and are not to be.
+    pub(super) unexported: Vec<Vec<u8>>,
     /// Flags such as `-fx`, and the name of the function that has them.
     pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
     pub(super) fpath: Vec<Vec<u8>>,
@@ -78,7 +82,14 @@ impl CapturedState {
                 b"salias" => state.alias(AliasScope::Suffix, field()?, field()?),
                 b"aliases" => state.listed_aliases(&field()?)?,
                 b"functions" => state.functions = field()?,
-                b"attributes" => state.attributes = listed_attributes(&field()?),
+                b"function" => state.function_names.push(field()?),
+                b"attributes" => {
+                    let listed = listed_functions(&field()?);
+                    state.function_names.extend(listed.iter().map(|(_, name)| name.clone()));
+                    // Those with no more than `-f` say nothing.
+                    state.attributes =
+                        listed.into_iter().filter(|(flags, _)| flags != b"-f").collect();
+                }
                 b"fpath" => state.fpath.push(field()?),
                 b"variable" => {
                     let (name, value) = (field()?, field()?);
@@ -128,16 +139,15 @@ fn listed_options(text: &[u8]) -> Vec<(Vec<u8>, bool)> {
     text.split(|&byte| byte == b'\n').filter_map(option).collect()
 }
 
-/// Lines such as `declare -fx name`; those with no more than `-f` say nothing.
-fn listed_attributes(text: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let attribute = |line: &[u8]| {
+/// Lines such as `declare -fx name`.
+fn listed_functions(text: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let function = |line: &[u8]| {
         let mut words = line.splitn(3, |&byte| byte == b' ').skip(1);
         let (flags, name) = (words.next()?, words.next()?);
-        let known = flags.strip_prefix(b"-f")?;
-        let letters = known.iter().all(u8::is_ascii_alphabetic);
-        (!known.is_empty() && letters).then(|| (flags.to_vec(), name.to_vec()))
+        let letters = flags.strip_prefix(b"-f")?.iter().all(u8::is_ascii_alphabetic);
+        letters.then(|| (flags.to_vec(), name.to_vec()))
     };
-    text.split(|&byte| byte == b'\n').filter_map(attribute).collect()
+    text.split(|&byte| byte == b'\n').filter_map(function).collect()
 }
 
 fn find(text: &[u8], part: &[u8]) -> Option<usize> {

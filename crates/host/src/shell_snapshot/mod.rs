@@ -25,7 +25,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{Env, EnvPolicy};
@@ -125,10 +125,13 @@ impl ShellSnapshot {
     /// Makes a snapshot of what was captured in `base`, under `policy`.
     pub fn new(
         kind: ShellKind,
-        captured: CapturedState,
+        mut captured: CapturedState,
         base: &Environment,
         policy: Option<&EnvPolicy>,
     ) -> Result<Self, SnapshotError> {
+        if let Some(policy) = policy {
+            unexport_functions(&mut captured, base, policy)?;
+        }
         let text = replay::state_text(kind, &captured)?;
         let variables: Environment = captured
             .variables
@@ -170,6 +173,28 @@ impl ShellSnapshot {
         let argv = replay::command_line(self.kind, argv, &mut environment)?;
         Some(Replay { argv, environment, state: self.state.clone() })
     }
+}
+
+/// Takes back the export of functions whose variable `policy` does not let through. Those that were in the
+/// environment before the profile ran stay.
+fn unexport_functions(
+    captured: &mut CapturedState,
+    base: &Environment,
+    policy: &EnvPolicy,
+) -> Result<(), SnapshotError> {
+    let exported = captured.attributes.iter_mut().filter(|(flags, _)| flags.contains(&b'x'));
+    for (flags, name) in exported {
+        let variable = [b"BASH_FUNC_", name.as_slice(), b"%%"].concat();
+        let variable = OsString::from_vec(variable);
+        let mut variables = Environment::from([(variable.clone(), OsString::new())]);
+        retain_allowed(&mut variables, policy)?;
+        if variables.is_empty() && !base.contains_key(&variable) {
+            flags.retain(|flag| *flag != b'x');
+            captured.unexported.push(name.clone());
+        }
+    }
+    captured.attributes.retain(|(flags, _)| flags != b"-f");
+    Ok(())
 }
 
 /// Whether a shell can have a variable of this name; others pass through it unseen.

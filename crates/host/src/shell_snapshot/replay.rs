@@ -4,6 +4,10 @@
 //! Order of the text: close the descriptor; options that change how functions are read; functions, while no
 //! alias is expanded; aliases; the remaining options last, because `errexit`, `xtrace` and others would act
 //! on the text itself.
+//!
+//! Invariant: from the first function of the profile on, every command of ours begins with `builtin` (in sh:
+//! `command`), and a state with a function of that name is refused. So no function takes a command of ours, nor the
+//! client's.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -37,6 +41,9 @@ const FIXED: [&str; 11] = [
 /// Options with which a shell does not run a script to its end.
 const UNSUPPORTED: [&str; 3] = ["noexec", "onecmd", "restricted"];
 
+/// Functions that would take the commands of the text.
+const PREFIXES: [&[u8]; 2] = [b"builtin", b"command"];
+
 /// Variables with which bash would not read its state, or would change options before it does.
 const BASH_STARTUP: [&str; 3] = ["POSIXLY_CORRECT", "SHELLOPTS", "BASHOPTS"];
 
@@ -46,6 +53,9 @@ pub(super) fn state_text(kind: ShellKind, state: &CapturedState) -> Result<Vec<u
     let unsupported = |(name, on): &(Vec<u8>, bool)| *on && is(name, &UNSUPPORTED);
     if state.options.iter().chain(&state.shell_options).any(unsupported) {
         return Err(SnapshotError::Unsupported("an option"));
+    }
+    if state.function_names.iter().any(|name| PREFIXES.contains(&name.as_slice())) {
+        return Err(SnapshotError::Unsupported("a function with the name of a prefix"));
     }
     let settable = |options: &[(Vec<u8>, bool)], wanted: bool| -> Vec<Vec<u8>> {
         let options = options.iter().filter(|(name, on)| *on == wanted && !is(name, &FIXED));
@@ -75,15 +85,18 @@ pub(super) fn state_text(kind: ShellKind, state: &CapturedState) -> Result<Vec<u
             for (flags, name) in &state.attributes {
                 text.line([b"builtin declare ".as_slice(), flags, b" -- ", &quoted(name)]);
             }
+            for name in &state.unexported {
+                text.line([b"builtin export -fn -- ".as_slice(), &quoted(name)]);
+            }
             if expand {
                 text.line(["builtin shopt -s expand_aliases"]);
             }
             text.options(b"builtin set", &on, &off);
         }
         ShellKind::Zsh => {
-            text.line(["unsetopt aliases"]);
-            text.line(["unalias -m '*'"]);
-            text.aliases(b"alias ", b"-- ", &state.aliases);
+            text.line(["builtin unsetopt aliases"]);
+            text.line(["builtin unalias -m '*'"]);
+            text.aliases(b"builtin alias ", b"-- ", &state.aliases);
             if !state.fpath.is_empty() {
                 let list: Vec<_> = state.fpath.iter().map(|path| quoted(path)).collect();
                 text.line([b"fpath=(".as_slice(), &list.join(&b' '), b")"]);
@@ -91,8 +104,8 @@ pub(super) fn state_text(kind: ShellKind, state: &CapturedState) -> Result<Vec<u
             text.line([&state.functions]);
             // On one line, because aliases apply from the next one on.
             let [on, off] = [on, off].map(|names| names.join(&b' '));
-            let unset: &[u8] = if off.is_empty() { b"true" } else { b"builtin unsetopt " };
-            let set: &[u8] = if on.is_empty() { b"true" } else { b"builtin setopt " };
+            let unset: &[u8] = if off.is_empty() { b"builtin true" } else { b"builtin unsetopt " };
+            let set: &[u8] = if on.is_empty() { b"builtin true" } else { b"builtin setopt " };
             text.line([unset, &off, b"; ", set, &on]);
         }
         ShellKind::Sh => {
@@ -135,7 +148,11 @@ pub(super) fn command_line(
         // It reads all of its command before it runs any, so that aliases would come too late.
         ShellKind::Zsh => {
             let script = String::from_utf8_lossy(&quoted(script.as_bytes())).into_owned();
-            line.extend(["-fc".to_owned(), format!("{RESTORE}eval {script}")]);
+            // Set before the options, one of which may export what is set.
+            let script = format!(
+                "ZSH_EXECUTION_STRING={script}\n{RESTORE}builtin eval \"$ZSH_EXECUTION_STRING\""
+            );
+            line.extend(["-fc".to_owned(), script]);
         }
         // The script starts a line of its own, because aliases apply from the next line on.
         ShellKind::Sh => line.extend(["-c".to_owned(), format!("{RESTORE}{script}")]),

@@ -11,6 +11,7 @@
 //! | `alias`, `galias`, `salias` | name, value |
 //! | `aliases` | the output of `alias` (sh) |
 //! | `functions` | their definitions |
+//! | `function` | the name of one (zsh) |
 //! | `attributes` | the output of `declare -F` (bash) |
 //! | `fpath` | one directory (zsh) |
 //! | `variable` | name, value |
@@ -80,6 +81,7 @@ for __codex_name in "${(@k)galiases}"; do \builtin "print" -rN -- "galias" "$__c
 for __codex_name in "${(@k)saliases}"; do \builtin "print" -rN -- "salias" "$__codex_name" "${saliases[$__codex_name]}"; done
 __codex_functions=$(\builtin "typeset" -f)
 \builtin "print" -rN -- "functions" "$__codex_functions"
+for __codex_name in "${(@k)functions}"; do \builtin "print" -rN -- "function" "$__codex_name"; done
 for __codex_name in "${fpath[@]}"; do \builtin "print" -rN -- "fpath" "$__codex_name"; done
 for __codex_name in "${(@k)parameters}"; do
 case "${parameters[$__codex_name]}" in

@@ -1,7 +1,6 @@
 //! The oracle is the shell itself: a replayed shell has to look like an ordinary login shell.
 
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -118,7 +117,7 @@ fn dump(kind: ShellKind) -> &'static str {
         }
         ShellKind::Zsh => {
             "typeset -f; alias -L; alias -sL; umask; set -o | grep -v -e login -e rcs\n\
-             env -0 | sort -z | grep -zv ^_=; echo $0 $1 $#; /bin/ls /proc/self/fd"
+             env -0 | sort -z | grep -zv ^_=; echo $0 $1 $# $ZSH_EXECUTION_STRING; /bin/ls /proc/self/fd"
         }
         ShellKind::Sh => {
             "alias; set +o; umask; env -0 | sort -z | grep -zv ^_=; echo $0 $1 $# $-; /bin/ls /proc/self/fd"
@@ -311,6 +310,50 @@ fn dash_looks_as_after_its_profile() {
     replays_equal_login_shells(ShellKind::Sh, "/bin/dash");
 }
 
+/// Functions with the names of every word that a capture or a replay uses: the shell is as after its profile, or
+/// there is no snapshot.
+#[test]
+fn functions_with_the_names_of_builtins_take_no_command_of_ours() {
+    let names = [
+        "eval", "builtin", "command", "alias", "unalias", "set", "shopt", "setopt", "unsetopt",
+        "umask", "export", "declare", "typeset", "unset", "echo", "true", "exec", "source",
+        "printf", "print", "zmodload", "emulate",
+    ];
+    for (kind, path) in
+        [(ShellKind::Bash, "/bin/bash"), (ShellKind::Zsh, "/bin/zsh"), (ShellKind::Sh, "/bin/dash")]
+    {
+        let Some(path) = shell(path) else { continue };
+        let mut snapshots = 0;
+        for seed in seeds() {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut profile = "set -f; umask 027\n".to_owned();
+            for _ in 0..random.usize(1..5) {
+                // Of dash, special builtins cannot be functions.
+                let name = match kind {
+                    ShellKind::Sh => {
+                        one(&mut random, &["command", "alias", "umask", "echo", "true", "printf"])
+                    }
+                    _ => one(&mut random, &names),
+                };
+                let body = match (kind, random.u8(0..3)) {
+                    (_, 0) => ":".to_owned(),
+                    (ShellKind::Sh, _) | (_, 1) => "\"$@\"".to_owned(),
+                    _ => format!("builtin {name} \"$@\" > /dev/null"),
+                };
+                profile.push_str(&format!("{name}() {{ {body}; }}\n"));
+            }
+            let world = World::new(kind, path, profile.as_bytes(), "C");
+            let Ok(snapshot) = world.snapshot(None) else { continue };
+            snapshots += 1;
+            let script = "/bin/sh -c 'umask; echo the command ran'; /bin/ls /proc/self/fd; case $- in *f*) (exit 7);; esac";
+            let [ordinary, replayed] = [world.ordinary(script), world.replayed(&snapshot, script)]
+                .map(|output| String::from_utf8_lossy(&output).into_owned());
+            assert_eq!(ordinary, replayed, "{kind:?}, seed {seed}: {profile}");
+        }
+        assert!(snapshots > 0 || seeds().len() == 1, "{kind:?}");
+    }
+}
+
 /// Options that would act on the text that restores them.
 #[test]
 fn options_for_errors_and_traces_act_on_the_command_only() {
@@ -381,6 +424,46 @@ fn policies_filter_what_the_profile_exports() {
     assert_eq!(names(Some(&policy)), ["PLAIN"]);
     let policy = EnvPolicy { include_only: vec!["[".into()], ..policy };
     assert!(matches!(world.snapshot(Some(&policy)), Err(SnapshotError::EnvPolicy(_))));
+}
+
+/// Random policies and functions: what a child of the shell has of them is what the policy lets through.
+#[test]
+fn policies_filter_functions_that_the_profile_exports() {
+    let Some(path) = shell("/bin/bash") else { return };
+    let names = ["f_token", "plain", "my_secret_f", "x_key", "other"];
+    let patterns = ["BASH_FUNC_*", "BASH_FUNC_p*", "*plain*", "other", "NOTHING"];
+    for seed in seeds() {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut profile = String::new();
+        let exported: Vec<_> = names.into_iter().filter(|_| random.bool()).collect();
+        for name in names {
+            profile.push_str(&format!("{name}() {{ echo called {name}; }}\n"));
+        }
+        exported.iter().for_each(|name| profile.push_str(&format!("export -f {name}\n")));
+        let some = |random: &mut fastrand::Rng| -> Vec<String> {
+            patterns.into_iter().filter(|_| random.u8(0..4) == 0).map(str::to_owned).collect()
+        };
+        let policy = EnvPolicy {
+            ignore_default_excludes: random.bool(),
+            exclude: some(&mut random),
+            include_only: some(&mut random),
+            ..EnvPolicy::default()
+        };
+        let world = World::new(ShellKind::Bash, path, profile.as_bytes(), "C");
+        let snapshot = world.snapshot(Some(&policy)).unwrap();
+        let variables = exported.iter().map(|name| format!("BASH_FUNC_{name}%%").into());
+        let mut allowed: Environment = variables.map(|name| (name, OsString::new())).collect();
+        retain_allowed(&mut allowed, &policy).unwrap();
+        let expected: Vec<_> =
+            allowed.keys().map(|name| name.to_str().unwrap().to_owned()).collect();
+        let script =
+            "/usr/bin/env | /bin/grep -o '^BASH_FUNC_[a-z_]*%%' | /usr/bin/sort; plain; f_token";
+        let shown = String::from_utf8(world.replayed(&snapshot, script)).unwrap();
+        let lines: Vec<_> = shown.lines().take(expected.len() + 2).collect();
+        let functions = ["called plain".to_owned(), "called f_token".to_owned()];
+        let expected: Vec<_> = expected.into_iter().chain(functions).collect();
+        assert_eq!(lines, expected, "seed {seed}: {policy:?}\n{profile}\n{shown}");
+    }
 }
 
 #[test]

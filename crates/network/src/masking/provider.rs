@@ -101,7 +101,8 @@ const OPENAI: &[standin::Prefix] = &[
     standin::Prefix { text: "sk-", usual: 51 },
 ];
 
-/// The well-known secrets, with the hosts that the environment names.
+/// The well-known secrets, with the hosts that the environment names. One that it names no usable host for is
+/// masked as well, and put back nowhere.
 pub(super) fn built_in(env: &BTreeMap<String, String>) -> Vec<Provider> {
     let provider = |names: &[&str], urls: &[String], form| Provider {
         env: names.iter().map(|name| (*name).to_owned()).collect(),
@@ -124,10 +125,7 @@ pub(super) fn built_in(env: &BTreeMap<String, String>) -> Vec<Provider> {
         ),
         provider(&["OPENAI_API_KEY"], &openai, OPENAI),
     ]
-    .into_iter()
-    // Without a host to send it to, a stand-in would only break the program.
-    .filter(|provider| !provider.prefixes.is_empty())
-    .collect()
+    .into()
 }
 
 impl Provider {

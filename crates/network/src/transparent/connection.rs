@@ -23,13 +23,13 @@ use super::dns;
 use super::endpoint::{Ended, Endpoint, Stream};
 use super::names::{Names, Target};
 use super::packet::Unreachable;
-use super::sniff::{Sniffed, Sniffer};
 use super::stack::{DNS_PORT, Opening};
 use crate::audit::About;
 use crate::decide::{Finding, Protocol, Subject};
-use crate::host::{Host, HostKind};
+use crate::host::Host;
 use crate::mitm::{self, Opened};
 use crate::proxy::{Client, Shared};
+use crate::sniff::{Check, Watched};
 use crate::target;
 
 /// The wire has no word for a connection that was made without a proxy. This one is the nearest: a
@@ -91,14 +91,13 @@ pub(super) async fn serve(mut opening: Opening, client: Client) {
         }
     };
     let Some(endpoint) = opening.accept() else { return };
+    let (shared, protocol) = (shared.clone(), PROTOCOL);
+    let check = Check { shared, protocol, host, port, method: None, client };
     let relayed = async {
-        tokio::try_join!(
-            copy_up(shared, &endpoint, &upstream, &host, port, &client),
-            copy_down(&endpoint, &upstream)
-        )?;
+        tokio::try_join!(copy_up(&check, &endpoint, &upstream), copy_down(&endpoint, &upstream))?;
         Ok(())
     };
-    run(shared, &endpoint, relayed).await;
+    run(&check.shared, &endpoint, relayed).await;
 }
 
 /// What the program is told when its target cannot be reached. `None`: the connection was refused.
@@ -146,15 +145,8 @@ async fn run(shared: &Shared, endpoint: &Endpoint, served: impl Future<Output = 
 }
 
 /// Copies from the client to the target, once its first bytes are known to be for the host.
-async fn copy_up(
-    shared: &Shared,
-    endpoint: &Endpoint,
-    upstream: &TcpStream,
-    host: &Host,
-    port: u16,
-    client: &Client,
-) -> io::Result<()> {
-    let mut sniffer = Sniffer::new(shared.limits.http_buffer);
+async fn copy_up(check: &Check, endpoint: &Endpoint, upstream: &TcpStream) -> io::Result<()> {
+    let mut sniffer = check.sniffer();
     let sniffed = loop {
         let received =
             poll_fn(|cx| endpoint.poll_receive(cx, |data| (data.len(), sniffer.push(data))));
@@ -165,17 +157,20 @@ async fn copy_up(
         }
     };
     // Held for a host that the first bytes name, if the program connected to an address.
-    let _pass = check(shared, sniffed, host, port, client).await?;
-    let mut held = sniffer.held();
-    while !held.is_empty() {
-        upstream.writable().await?;
-        match upstream.try_write(held) {
-            Ok(written) => held = &held[written..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
+    let _pass = check.judge(sniffed).await?;
+    let (held, mut watch) = sniffer.into_parts();
+    write_all(upstream, &held).await?;
+    drop(held);
+    while let Some(watching) = &mut watch {
+        let received =
+            poll_fn(|cx| endpoint.poll_receive(cx, |data| (data.len(), data.to_vec()))).await?;
+        let Some(bytes) = received else { break };
+        let watched = check.watch(watching, &bytes)?;
+        write_all(upstream, &bytes).await?;
+        if watched == Watched::Done {
+            watch = None;
         }
     }
-    drop(sniffer);
     poll_fn(|cx| {
         for _ in 0..TURN {
             ready!(upstream.poll_write_ready(cx))?;
@@ -203,6 +198,18 @@ async fn copy_up(
     }
 }
 
+async fn write_all(upstream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        upstream.writable().await?;
+        match upstream.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Copies from the target to the client.
 async fn copy_down(endpoint: &Endpoint, upstream: &TcpStream) -> io::Result<()> {
     poll_fn(|cx| {
@@ -226,34 +233,6 @@ async fn copy_down(endpoint: &Endpoint, upstream: &TcpStream) -> io::Result<()> 
     .await?;
     endpoint.close();
     Ok(())
-}
-
-/// Whether the host that the first bytes name may be talked to over this connection.
-async fn check(
-    shared: &Shared,
-    sniffed: Sniffed,
-    host: &Host,
-    port: u16,
-    client: &Client,
-) -> io::Result<Option<crate::policy::Pass>> {
-    let named = match sniffed {
-        Sniffed::Opaque | Sniffed::Named(None) => return Ok(None),
-        Sniffed::Named(Some(named)) if named == *host => return Ok(None),
-        Sniffed::Named(Some(named)) => named,
-        Sniffed::Invalid => {
-            report(shared, host, port, client, &Finding::host_mismatch());
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-    };
-    if !matches!(host.kind(), HostKind::Address(_)) {
-        report(shared, &named, port, client, &Finding::host_mismatch());
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    // The program looked the name up elsewhere, or knows the address: both have to be allowed.
-    let subject = Subject { protocol: PROTOCOL, host: &named, port, method: None, opened: false };
-    let judged = shared.judge.judge(subject, client.address(), client.cut()).await;
-    let (_, pass) = judged.map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))?;
-    Ok(Some(pass))
 }
 
 fn report(shared: &Shared, host: &Host, port: u16, client: &Client, finding: &Finding) {

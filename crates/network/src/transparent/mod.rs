@@ -5,7 +5,7 @@
 //!  TUN ──▶ link.rs ──▶ stack.rs ──▶ packet.rs   replies that belong to no connection
 //!                         │  └────▶ dns.rs ◀──▶ names.rs   synthetic addresses, pinned to names
 //!                         ▼                         ▲
-//!            endpoint.rs (our end of TCP) ◀── connection.rs ──▶ judge, dial; sniff.rs: TLS, HTTP/1
+//!            endpoint.rs (our end of TCP) ◀── connection.rs ──▶ judge, dial; crate::sniff: TLS, HTTP/1
 //! ```
 //!
 //! A program asks for a name and gets a synthetic address; when it connects there, the name is judged and
@@ -17,7 +17,6 @@ mod endpoint;
 mod link;
 mod names;
 mod packet;
-mod sniff;
 mod stack;
 
 use std::io;

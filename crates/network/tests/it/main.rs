@@ -18,6 +18,7 @@ mod random;
 mod skipped;
 mod socks;
 mod transparent;
+mod tunnels;
 mod updates;
 mod upstream;
 mod world;

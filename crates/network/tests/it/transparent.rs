@@ -18,7 +18,7 @@ use crate::random::{Dice, seed, teach};
 use crate::world::{Notebook, World, allow, rules};
 
 /// A server that hands its connections to the test.
-async fn listening(world: &World) -> mpsc::UnboundedReceiver<TcpStream> {
+pub(crate) async fn listening(world: &World) -> mpsc::UnboundedReceiver<TcpStream> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     *world.internet.origin.lock().unwrap() = Some(listener.local_addr().unwrap());
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -33,7 +33,7 @@ async fn listening(world: &World) -> mpsc::UnboundedReceiver<TcpStream> {
 }
 
 /// A hello for this name in one record.
-fn hello(name: &str) -> Vec<u8> {
+pub(crate) fn hello(name: &str) -> Vec<u8> {
     let mut extension = (name.len() as u16 + 3).to_be_bytes().to_vec();
     extension.push(0);
     extension.extend((name.len() as u16).to_be_bytes());

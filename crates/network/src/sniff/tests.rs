@@ -1,4 +1,8 @@
-//! Hellos and heads in random pieces, against an oracle that sees everything at once.
+//! Hellos and heads in random pieces, against an oracle that sees everything at once; lenient spellings, against
+//! the servers that take them.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use super::*;
 
@@ -6,10 +10,39 @@ fn host(text: &str) -> Sniffed {
     Sniffed::Named(Some(Host::parse(text).unwrap()))
 }
 
-/// What comes out in one piece; `finish` if the bytes are not enough.
+/// What comes out in one piece.
 fn whole(bytes: &[u8]) -> Sniffed {
+    in_pieces(bytes, |rest| rest)
+}
+
+/// What comes out of pieces that are as long as `length` says of the rest. What is cut later is invalid, too.
+fn in_pieces(bytes: &[u8], mut length: impl FnMut(usize) -> usize) -> Sniffed {
     let mut sniffer = Sniffer::new(8192);
-    sniffer.push(bytes).unwrap_or_else(|| sniffer.finish())
+    let mut rest = bytes;
+    let mut next = || {
+        let (piece, after) = rest.split_at(length(rest.len()));
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    };
+    let mut read = 0;
+    let sniffed = loop {
+        let Some(piece) = next() else { break sniffer.finish() };
+        read += piece.len();
+        if let Some(sniffed) = sniffer.push(piece) {
+            break sniffed;
+        }
+    };
+    let (held, watch) = sniffer.into_parts();
+    assert_eq!(held, &bytes[..read]);
+    let Some(mut watch) = watch.filter(|_| sniffed == Sniffed::Opaque) else { return sniffed };
+    while let Some(piece) = next() {
+        match watch.push(piece) {
+            Watched::Passes => {}
+            Watched::Done => break,
+            Watched::Request => return Sniffed::Invalid,
+        }
+    }
+    sniffed
 }
 
 /// A hello with these extensions in records of at most `record` bytes.
@@ -124,10 +157,14 @@ fn other_protocols_pass_as_soon_as_they_show() {
     for bytes in [
         &b"SSH-2.0-OpenSSH_9.6\r\n"[..],
         b"\x00\x00\x00\x08\x04\xd2\x16\x2f",
-        b"\x16\x01",
+        b"\x16\x21",
+        b"\x13BitTorrent protocol",
         b"{\"a",
         b"PING\r\n",
         b"EHLO good.com\r\n",
+        b"CONNECT {\"verbose\": false, \"lang\": \"go\", \"name\": \"a/1\"}\r\nPING\r\n",
+        b"RFB 003.008\n",
+        b"get key\r\n",
         b"PRI * HTTP/2.0\r\n",
         b"a b\x01",
         b"*1\r\n$4\r\n",
@@ -152,12 +189,20 @@ fn what_is_held_is_bounded() {
         pushed += 16;
         assert!(pushed <= 8192);
     }
+    // Neither a method nor a line is waited for without an end.
+    assert_eq!(Sniffer::new(8192).push(&[b'a'; 65]), Some(Sniffed::Opaque));
+    assert_eq!(Sniffer::new(8192).push(&[b'\n'; 8193]), Some(Sniffed::Opaque));
+    let mut sniffer = Sniffer::new(8192);
+    assert_eq!(sniffer.push(b"{"), Some(Sniffed::Opaque));
+    let (_, mut watch) = sniffer.into_parts();
+    assert_eq!(watch.as_mut().unwrap().push(&[b'a'; 8191]), Watched::Passes);
+    assert_eq!(watch.as_mut().unwrap().push(b"a"), Watched::Done);
     let mut sniffer = Sniffer::new(8192);
     assert_eq!(sniffer.push(b"\x16\x03\x01\0\x04\x01\0\x7f\xff"), None);
     let mut pushed = 0;
     while sniffer.push(b"\x16\x03\x01\0\x01\0") != Some(Sniffed::Invalid) {
         pushed += 6;
-        assert!(pushed <= 3 * MAX_HELLO);
+        assert!(pushed <= 2 * MAX_HELLO);
     }
 }
 
@@ -231,23 +276,136 @@ fn pieces_do_not_change_the_outcome() {
                 (bytes, expected)
             }
         };
-        let mut sniffer = Sniffer::new(8192);
-        let mut rest = bytes.as_slice();
-        let found = loop {
-            if rest.is_empty() {
-                break sniffer.finish();
-            }
-            let length = match dice.bool() {
-                true => 1,
-                false => dice.usize(1..=rest.len().min(200)),
-            };
-            let (piece, after) = rest.split_at(length);
-            rest = after;
-            if let Some(sniffed) = sniffer.push(piece) {
-                break sniffed;
-            }
-        };
+        let found = in_pieces(&bytes, |rest| match dice.bool() {
+            true => rest.min(1),
+            false => dice.usize(rest.min(1)..=rest.min(200)),
+        });
         assert_eq!(found, expected, "seed {seed}, round {round}: {bytes:?}");
-        assert_eq!(sniffer.held(), &bytes[..bytes.len() - rest.len()]);
+    }
+}
+
+#[test]
+fn records_before_the_hello_are_refused() {
+    let hello = hello(&[server_name(b"good.com")], 9999);
+    for kind in 0x14..=0x18 {
+        for major in 0..16 {
+            let before = [&[kind, major, 1, 0, 2, 1, 0x70][..], &hello].concat();
+            assert_eq!(whole(&before), Sniffed::Invalid, "{before:?}");
+        }
+    }
+    for before in [&b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n"[..], b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"] {
+        assert_eq!(whole(&[before, &hello].concat()), Sniffed::Invalid, "{before:?}");
+    }
+}
+
+/// A beginning that some server may take for a request to `bad.com`, or not: the strict spelling of each part, or
+/// at random another one.
+fn lenient(dice: &mut fastrand::Rng) -> Vec<u8> {
+    let odd = [0.05, 0.2, 0.5][dice.usize(..3)];
+    let mut part = |strict: &'static [u8], others: &[&'static [u8]]| match dice.f64() < odd {
+        true => others[dice.usize(..others.len())],
+        false => strict,
+    };
+    let before: &[&[u8]] = &[b"\r\n", b"\n", b" ", b"\x0b", b"\t", b"\xa0", b"\r", b"\0"];
+    let mut bytes = [part(b"", before), part(b"", before)].concat();
+    let methods: &[&[u8]] = &[
+        b"POST",
+        b"CONNECT",
+        b"get",
+        b"G\xc3T",
+        b"\x01X",
+        b"M-SEARCH",
+        b"\x17GET",
+        b"{",
+        b"\"",
+        b"ANY",
+    ];
+    let blanks: &[&[u8]] = &[
+        b"\t",
+        b"\x0b",
+        b"\x0c",
+        b"\r",
+        b"\x1c",
+        b"\x1f",
+        b"\xa0",
+        b"\x85",
+        b"  ",
+        b"\xc2\xa0",
+        b" \r",
+    ];
+    let targets: &[&[u8]] =
+        &[b"*", b"/\x01", b"/\0", b"http://bad.com/", b"x", b"/\xe9", b"/a\x7fb", b"bad.com:80"];
+    let versions: &[&[u8]] = &[
+        b"HTTP/1.0",
+        b"RTSP/1.0",
+        b"ICE/1.0",
+        b"HTTP/0.9",
+        b"HTTP/01.1",
+        b"HTTP/1.10",
+        b"HTTP/+1.1",
+        b"http/1.1",
+        b"HTTP/1.1\0",
+        b"SIP/2.0",
+        b"",
+    ];
+    let after: &[&[u8]] = &[b" ", b"\t", b"\x0b", b"\xa0", b" x"];
+    bytes.extend([part(b"GET", methods), part(b" ", blanks), part(b"/", targets)].concat());
+    // Some servers take lines without a version.
+    if part(b"versioned", &[b""]) != b"" {
+        bytes.extend([part(b" ", blanks), part(b"HTTP/1.1", versions)].concat());
+    }
+    bytes.extend(part(b"", after));
+    let end = part(b"\r\n", &[b"\n", b"\r\r\n", b"\r"]);
+    let other = part(b"", &[b"X: y", b" X: y", b"X : y", b"\x0bX: y", b"X: y\r"]);
+    let names: &[&[u8]] = &[b"host:", b"Host : ", b" Host: ", b"Host:\t", b"HOST:\x0b"];
+    bytes.extend([end, other, if other.is_empty() { b"" } else { end }].concat());
+    bytes.extend([part(b"Host: ", names), b"bad.com", end, end].concat());
+    bytes
+}
+
+/// Whatever Python's or Node's server takes for a request to a host is known to be for that host, or is cut.
+#[test]
+fn no_server_sees_a_host_that_is_not_seen_here() {
+    let seed =
+        std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let cases: Vec<Vec<u8>> = (0..1500).map(|_| lenient(&mut dice)).collect();
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let input: String = cases.iter().map(|case| hex(case) + "\n").collect();
+    for (program, flag, script) in
+        [("python3", "-c", include_str!("servers.py")), ("node", "-e", include_str!("servers.js"))]
+    {
+        let child = Command::new(program)
+            .args([flag, script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            assert!(std::env::var_os("CI").is_none(), "{program} is not installed");
+            eprintln!("skipped: {program} is not installed");
+            continue;
+        };
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.clone();
+        let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()).unwrap());
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        let seen: Vec<&str> = output.lines().collect();
+        assert_eq!(seen.len(), cases.len(), "{program}");
+        let mut requests = 0;
+        for (case, seen) in cases.iter().zip(seen) {
+            if seen != "bad.com" {
+                continue;
+            }
+            requests += 1;
+            let found = whole(case);
+            let is_known = found == host("bad.com") || found == Sniffed::Invalid;
+            let shown = case.escape_ascii();
+            assert!(is_known, "seed {seed}: {program} takes {shown}, which is {found:?}");
+            let pieces = in_pieces(case, |rest| dice.usize(rest.min(1)..=rest.min(9)));
+            assert_eq!(pieces, found, "seed {seed}: {shown}");
+        }
+        assert!(requests > 100, "seed {seed}: {program} took {requests} requests only");
     }
 }
