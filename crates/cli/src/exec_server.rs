@@ -11,7 +11,7 @@ use codex_exec_server::{
     run as serve,
 };
 
-use codex_exec_server::credentials::finish_renewals;
+use codex_exec_server::credentials::{AwsSources, finish_renewals};
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
@@ -126,7 +126,9 @@ enum AuthMode {
 
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
-    let own_files = own_files(args.auth.files());
+    let aws = args.remote.aws_sources();
+    let aws_files = aws.iter().flat_map(AwsSources::files);
+    let own_files = own_files(args.auth.files().chain(aws_files));
     let auth = args.auth.build()?;
     if !matches!(auth, WebSocketAuth::Open) {
         if args.remote.remote.is_some() {
@@ -139,6 +141,9 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     args.config.note_ignored();
     let mut config = ServerConfig::default();
     config.own_files = own_files;
+    if aws.is_some() {
+        config.own_variables = AwsSources::VARIABLES.map(str::to_owned).into();
+    }
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
     config.sandbox_shares_pids = args.config.shares_pids();

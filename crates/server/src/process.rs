@@ -256,7 +256,8 @@ async fn launch(
         confiner: server.confiner().clone(),
         group: session.group(),
     };
-    let (mut params, mut environment) = environment_of(params).await?;
+    let (mut params, mut environment) =
+        environment_of(params, server.config().own_variables.clone()).await?;
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
@@ -284,16 +285,19 @@ async fn launch(
 static COSTLY_POLICIES: Semaphore = Semaphore::const_new(2);
 
 /// Builds the environment of a process, away from the lane if that can take long.
-async fn environment_of(params: ExecParams) -> Result<(ExecParams, Environment), StartFailure> {
+async fn environment_of(
+    params: ExecParams,
+    own_variables: Vec<String>,
+) -> Result<(ExecParams, Environment), StartFailure> {
     if !environment_is_costly(&params) {
-        let environment = environment(&params)?;
+        let environment = environment(&params, &own_variables)?;
         return Ok((params, environment));
     }
     let turn = COSTLY_POLICIES.acquire().await;
     let built = pool::blocking(move || {
         // The work goes on if the client leaves.
         let _turn = turn;
-        environment(&params).map(|built| (params, built))
+        environment(&params, &own_variables).map(|built| (params, built))
     })
     .await;
     let internal = |error: WorkError| {
