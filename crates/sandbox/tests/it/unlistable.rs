@@ -149,7 +149,7 @@ fn metadata_whose_links_cannot_be_found_is_refused() {
             let mut tree = Tree::new([("/w/.git/config", Entry::File(""))]);
             let path = Path::new("/w").join(name);
             tree.nodes.insert(path.clone(), entry);
-            let entries = vec![root(AccessMode::Read), project(AccessMode::Write)];
+            let entries = [root(AccessMode::Read), project(AccessMode::Write)];
             // Also where a pattern denies the directory, because matches in it cannot be found.
             for more in [None, Some(glob("**/*.key"))] {
                 let context = context(entries.iter().cloned().chain(more).collect());
