@@ -13,7 +13,7 @@ use codex_exec_server::{
     OperatorPolicy, ServerConfig, ServiceNotifier, TlsFiles, WebSocketAuth, run as serve,
 };
 
-use codex_exec_server::credentials::finish_renewals;
+use codex_exec_server::credentials::{AwsSources, finish_renewals};
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
@@ -210,8 +210,10 @@ enum AuthMode {
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
     let service = ServiceManager::take();
+    let aws = args.remote.aws_sources();
     let files = args.auth.files().chain(args.entry.tls_key.as_deref());
-    let own_files = own_files(files.chain(args.observe.files()));
+    let files = files.chain(args.observe.files()).chain(aws.iter().flat_map(AwsSources::files));
+    let own_files = own_files(files);
     let auth = args.auth.build()?;
     if !matches!(auth, WebSocketAuth::Open) && args.remote.remote.is_some() {
         anyhow::bail!("--ws-auth cannot be used with --remote; it protects a listener");
@@ -233,6 +235,9 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         None => args.read_only.then(OperatorPolicy::read_only),
     };
     config.own_files = own_files;
+    if aws.is_some() {
+        config.own_variables = AwsSources::VARIABLES.map(str::to_owned).into();
+    }
     // What decides about clients is not theirs to change.
     let decides = [&args.policy, &args.entry.tls_cert, &args.entry.tls_client_ca];
     let decides = decides.into_iter().flatten().filter_map(|path| std::path::absolute(path).ok());

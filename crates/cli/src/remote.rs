@@ -217,14 +217,20 @@ impl RemoteArgs {
         }
     }
 
+    /// Where the AWS credentials come from that requests are signed with, if they are.
+    pub(crate) fn aws_sources(&self) -> Option<AwsSources> {
+        let mut sources = self.aws_sigv4.then(AwsSources::from_env)?;
+        sources.profile = self.aws_profile.clone().or(sources.profile);
+        sources.region = self.aws_region.clone().or(sources.region);
+        Some(sources)
+    }
+
     async fn run_direct(
         self,
         server: ServerConfig,
         paths: &ExecServerRuntimePaths,
     ) -> anyhow::Result<()> {
-        let mut sources = AwsSources::from_env();
-        sources.profile = self.aws_profile.or(sources.profile);
-        sources.region = self.aws_region.or(sources.region);
+        let sources = self.aws_sources().context("direct needs --aws-sigv4")?;
         let service = self.aws_service.unwrap_or_else(|| "execute-api".to_owned());
         let credential = AwsCredential::new(sources, service)?;
         let base_url = self.remote.context("direct needs --remote URL")?;

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use codex_exec_server::client::WebsocketDial;
-use codex_exec_server::credentials::{check_directory, create_new};
+use codex_exec_server::credentials::{check_directory, create_new, home_dir};
 use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
@@ -208,12 +208,16 @@ impl SavedSession {
 
 /// The directory of the saved sessions.
 pub(crate) fn directory() -> anyhow::Result<PathBuf> {
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
-        .context("cannot find the directory of saved sessions; set HOME or XDG_STATE_HOME")?;
-    Ok(state.join("codex/sessions"))
+    let first = directories().next();
+    first.context("cannot find the directory of saved sessions; set HOME or XDG_STATE_HOME")
+}
+
+/// That directory first, then the default one, which other commands of this user may use.
+pub(crate) fn directories() -> impl Iterator<Item = PathBuf> {
+    let named = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let named = named.filter(|path| path.is_absolute());
+    let usual = home_dir().map(|home| home.join(".local/state"));
+    named.into_iter().chain(usual).map(|state| state.join("codex/sessions"))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //!
 //! [`ExecutorCredential`] and [`ChatGptAccessToken`] come from a parent process, [`AwsCredential`] signs requests.
 //!
-//! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json` and the
-//! shared files of AWS.
+//! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json`, the
+//! shared files of AWS, and the password file, for the home directory.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod agent;
 mod auth_file;
 mod aws;
 mod executor;
+mod home;
 mod issuer;
 mod jwt;
 mod login;
@@ -31,6 +32,7 @@ pub use aws::{AwsCredential, AwsError, AwsKeys, AwsSources, sign as sign_aws_req
 pub use executor::{
     CredentialPipe, CredentialPipeConfig, ExecutorCredential, ExecutorCredentialError,
 };
+pub use home::home_dir;
 pub use issuer::{IssuedTokens, Issuer, OauthError};
 pub use jwt::{Claims, claims};
 pub use login::{

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use crate::agent::AgentIdentity;
 use crate::auth_file::AuthFile;
+use crate::home::home_dir;
 use crate::sign_in::{SignIn, SignInError};
 use crate::tokens::ChatGptTokens;
 use codex_exec_remote::{BaseUrl, Secret};
@@ -75,7 +76,7 @@ impl SignInSources {
     pub fn from_env() -> Self {
         let text = |name| env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
         let secret = |name| text(name).map(|value| Secret::from(value.trim()));
-        let home = || env::home_dir().map(|home| home.join(".codex"));
+        let home = || home_dir().map(|home| home.join(".codex"));
         Self {
             codex_home: text("CODEX_HOME").map(PathBuf::from).or_else(home),
             api_key: secret("CODEX_API_KEY"),

@@ -50,6 +50,9 @@ pub struct ServerConfig {
     /// Files of the server itself, such as its credentials, that no sandbox can open, whatever its
     /// policy says. Default none; [`run`](crate::run) adds the executables.
     pub own_files: OwnFiles,
+    /// Variables that the server signs in with, besides the fixed list: no process inherits them, but a
+    /// client may set them itself. Default none.
+    pub own_variables: Vec<String>,
     /// The weakest sandbox level to accept for a request that names no `assurance`. Default full: on a
     /// machine that offers less, the server refuses such a request.
     pub sandbox_assurance: Assurance,
@@ -144,6 +147,7 @@ impl Default for ServerConfig {
             environment: EnvironmentPlaces::default(),
             sandbox_executable: None,
             own_files: OwnFiles::default(),
+            own_variables: Vec::new(),
             sandbox_assurance: Assurance::Full,
             sandbox_plan_cache: true,
             sandbox_shares_pids: false,

@@ -284,7 +284,8 @@ async fn launch(
     if let Some(policy) = policy {
         policy.hold_process(&mut params).map_err(StartFailure::Refused)?;
     }
-    let (mut params, mut environment) = environment_of(params).await?;
+    let (mut params, mut environment) =
+        environment_of(params, server.config().own_variables.clone()).await?;
     if let Some(policy) = policy {
         policy.hold_environment(&mut environment);
     }
@@ -355,16 +356,19 @@ fn on_exit(server: &Server, process: ProcessId, caller: Option<Caller>) -> Optio
 static COSTLY_POLICIES: Semaphore = Semaphore::const_new(2);
 
 /// Builds the environment of a process, away from the lane if that can take long.
-async fn environment_of(params: ExecParams) -> Result<(ExecParams, Environment), StartFailure> {
+async fn environment_of(
+    params: ExecParams,
+    own_variables: Vec<String>,
+) -> Result<(ExecParams, Environment), StartFailure> {
     if !environment_is_costly(&params) {
-        let environment = environment(&params)?;
+        let environment = environment(&params, &own_variables)?;
         return Ok((params, environment));
     }
     let turn = COSTLY_POLICIES.acquire().await;
     let built = pool::blocking(move || {
         // The work goes on if the client leaves.
         let _turn = turn;
-        environment(&params).map(|built| (params, built))
+        environment(&params, &own_variables).map(|built| (params, built))
     })
     .await;
     let internal = |error: WorkError| {

@@ -341,7 +341,7 @@ async fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
     assert_eq!(terminal.ends().code(), Some(7));
 }
 
-/// The sandbox opens a file given as standard input again if its owner runs it; the caller does not notice.
+/// The sandbox opens a file given as standard input again; the caller does not notice.
 #[test]
 fn the_caller_shares_the_offset_of_standard_input() {
     let here = outside();

@@ -249,6 +249,80 @@ async fn direct_transport_registers_once_signs_requests_and_resumes_sessions() {
     assert!(!stderr.contains("hunter2") && !stderr.contains("4711"), "{stderr}");
 }
 
+/// Runs a process in a sandbox, or without one, with everything that a policy can inherit.
+async fn said_by(socket: &mut Socket, id: i64, script: &str, sandbox: Value) -> String {
+    let process = format!("p{id}");
+    let params = json!({"processId": process, "argv": ["sh", "-c", script], "cwd": "file:///",
+        "env": {"PATH": "/usr/bin:/bin"}, "tty": false, "sandbox": sandbox,
+        "envPolicy": {"inherit": "all", "ignoreDefaultExcludes": true}});
+    call(socket, id, "process/start", params).await;
+    let (mut said, mut after) = (Vec::new(), 0);
+    loop {
+        let read = json!({"processId": process, "afterSeq": after, "waitMs": 1000});
+        let read = call(socket, id + 1, "process/read", read).await;
+        for chunk in read["chunks"].as_array().unwrap() {
+            let text = chunk["chunk"].as_str().unwrap();
+            said.extend(base64_simd::STANDARD.decode_to_vec(text).unwrap());
+            after = chunk["seq"].as_i64().unwrap();
+        }
+        if read["closed"] == true {
+            return String::from_utf8(said).unwrap();
+        }
+    }
+}
+
+/// What the server signs with reaches no process: neither its variables nor, in a sandbox, the files.
+#[tokio::test]
+async fn credentials_that_sign_requests_reach_no_process() {
+    let home = tempfile::tempdir_in("/var/tmp").unwrap();
+    std::fs::create_dir(home.path().join(".aws")).unwrap();
+    let moved = home.path().join("moved");
+    for file in
+        [home.path().join(".aws/credentials"), home.path().join(".aws/config"), moved.clone()]
+    {
+        std::fs::write(file, "[default]\naws_access_key_id = A\naws_secret_access_key = infile\n")
+            .unwrap();
+    }
+    let mut registry = Registry::start().await;
+    let files = "cat $HOME/.aws/credentials $HOME/.aws/config $HOME/moved; env; echo end";
+    for variables in [true, false] {
+        let mut command = registry.direct();
+        command.env("HOME", home.path()).env("OTHER", "seen");
+        match variables {
+            true => command.env("AWS_SESSION_TOKEN", "hunter2"),
+            false => {
+                command.env_remove("AWS_ACCESS_KEY_ID").env_remove("AWS_SECRET_ACCESS_KEY");
+                command.env("AWS_SHARED_CREDENTIALS_FILE", &moved)
+            }
+        };
+        let child = command.spawn().unwrap();
+        registry.next().await;
+        assert!(registry.next().await.is_upgrade());
+        let mut socket = registry.sockets.recv().await.unwrap();
+        call(&mut socket, 1, "initialize", json!({"clientName": "far"})).await;
+        socket.send(Message::text(r#"{"method":"initialized"}"#)).await.unwrap();
+        let sandbox = json!({"permissions": {"type": "read-only"}, "cwd": "file:///"});
+        let said = said_by(&mut socket, 10, files, sandbox).await;
+        assert!(said.contains("OTHER=seen") && said.contains("end"), "the control: {said}");
+        // Of the files, only one that the server does not use.
+        assert!(!said.contains("hunter2"), "{said}");
+        assert_eq!(said.matches("infile").count(), 1, "{said}");
+        let said = said_by(&mut socket, 20, "env", Value::Null).await;
+        assert!(said.contains("OTHER=seen") && !said.contains("hunter2"), "{said}");
+        send(child.id(), Signal::TERM);
+        exit_of(child).await;
+    }
+    // Without signing they are the user's.
+    let mut command = codex();
+    command.arg("exec-server").env("AWS_SECRET_ACCESS_KEY", "hunter2");
+    let server = crate::support::Running::start_with(&mut command);
+    let mut client = server.client().await;
+    let mut params = crate::support::start("p", "env");
+    params["envPolicy"] = json!({"inherit": "all", "ignoreDefaultExcludes": true});
+    client.call("process/start", params).await;
+    assert!(client.closed("p").await.0.contains("AWS_SECRET_ACCESS_KEY=hunter2"));
+}
+
 #[tokio::test]
 async fn direct_transport_exits_if_registration_or_upgrade_is_refused() {
     let good = |address| Registry::good(address);

@@ -234,6 +234,64 @@ async fn no_credential_variable_reaches_a_sandbox() {
     assert!(said.contains("OTHER=seen") && !said.contains(SECRET), "{said}");
 }
 
+/// The password database has the home directory if `HOME` does not, for what is hidden as for what is used.
+#[test]
+fn saved_sessions_are_hidden_without_a_home_variable() {
+    for nobody in users() {
+        let world = World::new(nobody);
+        let sessions = world.home.join(".local/state/codex/sessions");
+        std::fs::create_dir_all(&sessions).unwrap();
+        std::fs::write(sessions.join("mine.json"), SECRET).unwrap();
+        std::fs::write(world.work.join("plain"), "plain").unwrap();
+        let passwd = world.work.join("passwd");
+        std::fs::write(&passwd, format!("root:x:0:0::{}:/bin/sh\n", world.home.display())).unwrap();
+        world.give();
+        for home in [None, Some(""), Some("relative"), Some("/nonexistent")] {
+            // The user becomes root of a namespace in which the password file says where its home is.
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+            command.arg("mount --bind passwd /etc/passwd && exec \"$0\" \"$@\"");
+            command.arg(env!("CARGO_BIN_EXE_codex")).args(["sandbox", "--", "cat", "plain"]);
+            command.arg(sessions.join("mine.json")).arg(world.home.join(".codex/auth.json"));
+            command.current_dir(&world.work).env_remove("HOME").env_remove("XDG_STATE_HOME");
+            command.env_remove("CODEX_HOME").envs(home.map(|home| ("HOME", home)));
+            if nobody {
+                command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+            }
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.starts_with("plain"), "the control: {output:?}");
+            // An absolute path is the home directory, whatever the database says.
+            let expected = home == Some("/nonexistent");
+            assert_eq!(said.contains(SECRET), expected, "{home:?}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_link_that_the_server_was_started_by_cannot_be_replaced() {
+    for nobody in users() {
+        let world = World::new(nobody);
+        let link = world.work.join("bin/codex");
+        let middle = world.work.join("current");
+        std::fs::create_dir(world.work.join("bin")).unwrap();
+        std::os::unix::fs::symlink("../current", &link).unwrap();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_codex"), &middle).unwrap();
+        world.give();
+        let server = world.server(&link);
+        let mut client = server.client_with_token(SECRET).await;
+        let policy = json!({"permissions": {"type": "workspace-write"},
+            "cwd": format!("file://{}", world.work.display())});
+        let script = "ln -sfn /bin/echo bin/codex; ln -sfn /bin/echo current; rm -f bin/codex current; \
+                      cp /bin/echo other; mv -f other bin/codex; mv bin away; touch bin/was-here";
+        let said = run(&mut client, "p", script, policy, &world.work).await;
+        assert!(world.work.join("bin/was-here").exists(), "the control: {said}");
+        assert_eq!(std::fs::read_link(&link).unwrap(), Path::new("../current"), "{said}");
+        let target = std::fs::read_link(&middle).unwrap();
+        assert_eq!(target, Path::new(env!("CARGO_BIN_EXE_codex")), "{said}");
+    }
+}
+
 #[tokio::test]
 async fn the_servers_executable_cannot_be_replaced() {
     for nobody in users() {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use codex_exec_remote::Secret;
 
 use super::sigv4::AwsKeys;
+use crate::home::home_dir;
 
 /// Settings of a profile for sources of credentials that are not supported.
 const UNSUPPORTED_SETTINGS: [&str; 5] =
@@ -80,7 +81,7 @@ pub enum AwsError {
 impl AwsSources {
     /// Reads the environment of this process. Empty variables count as unset.
     pub fn from_env() -> Self {
-        let home = env::home_dir();
+        let home = home_dir();
         Self::from_lookup(|name| env::var(name).ok(), home.as_deref())
     }
 
@@ -103,6 +104,15 @@ impl AwsSources {
             config_file: file("AWS_CONFIG_FILE", "config"),
             credentials_file: file("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
         }
+    }
+
+    /// The variables with credentials.
+    pub const VARIABLES: [&str; 3] =
+        ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+
+    /// The files that may hold credentials: both of the shared ones.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.credentials_file.as_deref().into_iter().chain(self.config_file.as_deref())
     }
 
     /// The region to sign for.

@@ -363,7 +363,7 @@ mod tests {
         });
         let launch = async move {
             let params = serde_json::from_value(params).unwrap();
-            let environment = environment(&params)?;
+            let environment = environment(&params, &[])?;
             Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
         };
         let (process, started) = host.start(launch, |_| None);

@@ -1,7 +1,7 @@
 //! Turns the params of `process/start` into something that can be started.
 
 use std::any::Any;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -159,9 +159,15 @@ pub fn environment_is_costly(params: &ExecParams) -> bool {
     params.env_policy.as_ref().is_some_and(env::is_costly)
 }
 
-/// Builds the environment that `params` ask for, based on this process's own.
-pub fn environment(params: &ExecParams) -> Result<Environment, LaunchError> {
-    Ok(env::build(std::env::vars_os(), params.env_policy.as_ref(), &params.env)?)
+/// Builds the environment that `params` ask for, based on this process's own without its credentials: those of
+/// [`NEVER_INHERITED`](super::NEVER_INHERITED) and `own_variables`.
+pub fn environment(
+    params: &ExecParams,
+    own_variables: &[String],
+) -> Result<Environment, LaunchError> {
+    let is_own = |name: &OsString| own_variables.iter().any(|own| name == own.as_str());
+    let inherited = std::env::vars_os().filter(|(name, _)| !is_own(name));
+    Ok(env::build(inherited, params.env_policy.as_ref(), &params.env)?)
 }
 
 impl Launch {

@@ -43,7 +43,7 @@ async fn start_managed(
     permissions: PermissionProfile,
     params: ExecParams,
 ) -> Result<(ProcessHandle, Started), StartError> {
-    let environment = environment(&params)?;
+    let environment = environment(&params, &[])?;
     let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
     let env: Vec<_> = environment.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
     let network = network();

@@ -24,7 +24,7 @@ pub(crate) async fn start(
     params: ExecParams,
 ) -> Result<ProcessHandle, StartError> {
     let launch = async move {
-        let environment = environment(&params)?;
+        let environment = environment(&params, &[])?;
         Ok::<_, StartError>(Launch::new(params, &environment, Group(0))?)
     };
     let (handle, started) = host.start(launch, |_| None);

@@ -30,7 +30,7 @@ pub(super) struct Pipes<'a> {
 pub(super) fn run(
     plan: &Plan,
     Pipes { ready, handover, listener_pipe, stop_pipe }: Pipes<'_>,
-    changeable: [bool; 3],
+    changeable: [streams::Changeable; 3],
     held: &HeldPlaceholders,
     helpers: &[Helper],
 ) -> Result<i32, Failure> {
@@ -47,6 +47,7 @@ pub(super) fn run(
         rustix::process::set_child_subreaper(Some(own)).map_err(during(Stage::Namespaces))?;
     }
     let proven = tree::build(enforcement, held, terminal, plan.shares_pids)?;
+    streams::confine_null(enforcement)?;
     privileges::limit_processes(enforcement.processes)?;
     privileges::limit_signals()?;
     if let Target::Program(program) = &plan.target {

@@ -1,14 +1,15 @@
 //! Confines standard streams that are files of the host.
 //!
-//! A descriptor that was opened outside bypasses the sandbox's mounts: the owner of the file can change
-//! its mode and times through it, however it was opened. And a directory gives access to everything
-//! below it, denied or not.
+//! A descriptor that was opened outside bypasses the sandbox's mounts: through it the owner of the file can
+//! change its mode, and a process that may write the file can change its times, its attributes and, by
+//! opening it again in `/proc`, its content, however the descriptor was opened. And a directory gives access
+//! to everything below it, denied or not.
 //!
 //! Invariant: a stream that is a file opened for reading, a device or a named pipe is reopened through
-//! a read-only mount, on which devices and pipes can be written but nothing can be changed. A directory
-//! is refused, and so is a stream with access mode 3 (neither reading nor writing), because through
+//! a read-only mount, on which devices and pipes can be written but nothing can be changed, whoever owns it. A
+//! directory is refused, and so is a stream with access mode 3 (neither reading nor writing), because through
 //! `/proc` it could be reopened for either. A file opened for writing is the command's to write, and
-//! stays; so does a file of another user, since only that user could change it.
+//! stays. What cannot be reopened by its path is refused if this user could change it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 
 use super::sys::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 use super::{at, during};
-use crate::plan::{Enforcement, Grant};
+use crate::plan::{Enforcement, Grant, Operation};
 use crate::status::{Failure, Stage};
 
 /// The file system type of unnamed pipes.
@@ -53,13 +54,13 @@ impl Reopened {
 /// Reopens such streams. Call it while the host's tree is still visible.
 pub(super) fn confine(
     enforcement: &Enforcement,
-    changeable: [bool; 3],
+    changeable: [Changeable; 3],
 ) -> Result<Reopened, Failure> {
     let mut reopened = Reopened::default();
     if enforcement.rules.is_none() {
         return Ok(reopened);
     }
-    for (stream, could_be_changed) in all().into_iter().zip(changeable) {
+    for (stream, changeable) in all().into_iter().zip(changeable) {
         if has_access_mode_3(stream) {
             let message =
                 "a standard stream is open for neither reading nor writing (access mode 3)";
@@ -70,7 +71,9 @@ pub(super) fn confine(
             let message = "a standard stream is a directory, which would bypass the policy";
             return Err(Failure::new(Stage::Sources, libc::EISDIR, message));
         }
-        if !could_be_changed {
+        // Without a name nothing else finds it.
+        let has_name = rustix::fs::fstat(stream).is_ok_and(|file| file.st_nlink > 0);
+        if !has_name || (is_null(stream) && has_own_null(enforcement)) {
             continue;
         }
         match reopen(stream, kind) {
@@ -87,10 +90,50 @@ pub(super) fn confine(
             }
             // A terminal of another mount namespace (a container's console) has no path in this one.
             Err(_) if rustix::termios::isatty(stream) => {}
+            // Such as a file that root opened, in a directory of its own.
+            Err(_) if changeable == Changeable::No => {}
             Err(failure) => return Err(failure),
         }
     }
     Ok(reopened)
+}
+
+/// Replaces streams that are the host's `/dev/null` by the sandbox's own, which is on a read-only mount
+/// already: most processes have one, and a mount for each would cost more. Call it once the tree is built.
+pub(super) fn confine_null(enforcement: &Enforcement) -> Result<(), Failure> {
+    if enforcement.rules.is_none() || !has_own_null(enforcement) {
+        return Ok(());
+    }
+    let failed = at(Stage::Sources, Path::new(NULL));
+    for stream in all().into_iter().filter(|stream| is_null(*stream)) {
+        let flags = rustix::fs::fcntl_getfl(stream).map_err(&failed)?;
+        let asked = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let null = rustix::fs::open(NULL, asked, Mode::empty()).map_err(&failed)?;
+        if !is_null(null.as_fd()) {
+            return Err(failed(Errno::NODEV));
+        }
+        // SAFETY: both are open, and nothing owns the number of a standard stream.
+        let moved = unsafe { libc::dup2(null.as_raw_fd(), stream.as_raw_fd()) };
+        sys::check(i64::from(moved)).map_err(&failed)?;
+    }
+    Ok(())
+}
+
+const NULL: &str = "/dev/null";
+
+/// Whether the tree has a `/dev/null` of its own.
+fn has_own_null(enforcement: &Enforcement) -> bool {
+    enforcement.tree.operations.iter().any(|operation| {
+        matches!(operation, Operation::Bind { path, device: true, .. } if path == Path::new(NULL))
+    })
+}
+
+/// Whether it is the null device.
+fn is_null(stream: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(stream).is_ok_and(|file| {
+        FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice
+            && file.st_rdev == rustix::fs::makedev(1, 3)
+    })
 }
 
 /// The terminal among the streams, as a mount: the sandbox does not see the host's `/dev/pts`, so the
@@ -153,14 +196,38 @@ fn kind(stream: BorrowedFd<'_>) -> Option<FileType> {
     }
 }
 
-/// Whether each stream has a name and could be changed by this user. Call it before there is a user
-/// namespace, inside which all unmapped users look alike, possibly like this one.
-pub(super) fn changeable() -> [bool; 3] {
+/// Whether this user may change a stream's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Changeable {
+    Yes,
+    No,
+}
+
+/// Whether this user could change the file of each stream: its owner, root, and a user for whom the kernel
+/// allows writing (by group, mode or list). Call it before there is a user namespace, inside which all
+/// unmapped users look alike, possibly like this one.
+pub(super) fn changeable() -> [Changeable; 3] {
     let user = rustix::process::geteuid();
     all().map(|stream| {
-        rustix::fs::fstat(stream)
-            .is_ok_and(|file| file.st_nlink > 0 && (user.is_root() || user.as_raw() == file.st_uid))
+        // The null device is replaced in any case.
+        if kind(stream).is_none() || is_null(stream) {
+            return Changeable::Yes;
+        }
+        let owns = |file: rustix::fs::Stat| user.is_root() || user.as_raw() == file.st_uid;
+        match rustix::fs::fstat(stream).is_ok_and(|file| !owns(file)) && !may_write(stream) {
+            true => Changeable::No,
+            false => Changeable::Yes,
+        }
     })
+}
+
+/// Whether the kernel would let this process open the file for writing. Only a denial of permission says that
+/// it would not.
+fn may_write(stream: BorrowedFd<'_>) -> bool {
+    let name = format!("/proc/self/fd/{}", stream.as_raw_fd());
+    let flags = rustix::fs::AtFlags::EACCESS;
+    let asked = rustix::fs::accessat(rustix::fs::CWD, name, rustix::fs::Access::WRITE_OK, flags);
+    asked != Err(Errno::ACCESS)
 }
 
 /// Opens the path of a stream, for naming it.

@@ -1,8 +1,10 @@
 //! Expands glob patterns to existing files.
 //!
 //! Invariant: the expansion is limited in depth, names and matches, and refused beyond that, never
-//! truncated: a partly expanded pattern would deny less than requested. A directory that cannot be
-//! listed is reported. Links are matched but not searched; a link that a pattern names explicitly is
+//! truncated: a partly expanded pattern would deny less than requested. A directory that can be entered
+//! but not listed may hold matches that only a process that knows their names finds: it is denied as a whole,
+//! except what entries grant below it, or refused where an entry grants the directory itself. One that cannot
+//! be entered either is reported. Links are matched but not searched; a link that a pattern names explicitly is
 //! followed and pinned. A literal component is looked up, not searched for. Everything below a matching
 //! directory is denied with it, except what an entry grants there, which is searched like anything
 //! else.
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{NodeKind, Obstacle, ResolvedPath, Resolver};
+use super::facts::{NodeKind, Obstacle, ResolvedPath, Resolver, can_enter};
 use super::glob::{Glob, Position};
 use super::path_trace::PathTrace;
 use super::paths::{is_within, order};
@@ -28,6 +30,8 @@ struct Pending {
     states: Vec<(usize, Position)>,
     /// Already denied: visit only paths to what is granted below it.
     denied: bool,
+    /// Where the patterns begin.
+    is_base: bool,
 }
 
 /// Granted paths with all their aliases, in [`order`].
@@ -48,6 +52,18 @@ impl Granted {
         let next = self.0.partition_point(|granted| order(granted, path).is_lt());
         self.0.get(next).is_some_and(|granted| is_within(granted, path))
     }
+
+    /// The names in this directory that lead to granted paths.
+    fn names_in(&self, directory: &Path) -> Vec<OsString> {
+        let next = self.0.partition_point(|granted| order(granted, directory).is_lt());
+        let within = self.0[next..].iter().take_while(|granted| is_within(granted, directory));
+        let below = within.filter_map(|granted| granted.strip_prefix(directory).ok());
+        let mut names: Vec<OsString> =
+            below.filter_map(|below| below.iter().next()).map(OsStr::to_owned).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
 }
 
 /// The result of an expansion.
@@ -55,6 +71,8 @@ impl Granted {
 pub(super) struct Found {
     /// Every path that one of the patterns matches.
     pub(super) matches: Vec<PathBuf>,
+    /// Directories that can be entered but not listed, so that matches in them cannot be found.
+    pub(super) unlistable: Vec<PathBuf>,
     /// Directories that could not be listed, and links that were followed.
     pub(super) traces: Vec<PathTrace>,
     /// The policy's own depth limit ended the expansion early.
@@ -82,13 +100,33 @@ pub(super) fn expand(
         }
         let base = if absolute { Some(Path::new("/")) } else { base };
         if let Some(base) = base.filter(|_| !states.is_empty()) {
-            pending.push(Pending { path: base.to_owned(), depth: 0, states, denied: false });
+            pending.push(Pending {
+                path: base.to_owned(),
+                depth: 0,
+                states,
+                denied: false,
+                is_base: true,
+            });
         }
     }
     let mut found = Found::default();
     let mut names_seen = 0;
-    while let Some(directory) = pending.pop() {
-        let (names, searched) = names_in(&directory, globs, resolver, &mut found.traces);
+    while let Some(mut directory) = pending.pop() {
+        let (names, searched) = match names_in(&directory, globs, resolver, &mut found.traces) {
+            Names::LookedUp(names) => (names, false),
+            Names::Listed(names) => (names, true),
+            Names::Unlistable => {
+                if !directory.denied {
+                    if directory.is_base || granted.contains(&directory.path) {
+                        return Err(PolicyError::GlobUnlistable(directory.path));
+                    }
+                    directory.denied = true;
+                    found.unlistable.push(directory.path.clone());
+                }
+                let names = granted.names_in(&directory.path);
+                (look_up(&directory, names, resolver, &mut found.traces), true)
+            }
+        };
         // Literal components are not searched, so they do not count as depth.
         let depth = directory.depth + usize::from(searched);
         names_seen += names.len();
@@ -111,9 +149,9 @@ pub(super) fn expand(
             }
             if matched {
                 found.matches.push(path.clone());
-                if found.matches.len() > limits.glob_matches {
-                    return Err(PolicyError::GlobMatches(limits.glob_matches));
-                }
+            }
+            if found.matches.len() + found.unlistable.len() > limits.glob_matches {
+                return Err(PolicyError::GlobMatches(limits.glob_matches));
             }
             let mut kind = kind;
             // The pattern names this link explicitly: it means the target.
@@ -135,7 +173,7 @@ pub(super) fn expand(
                 if depth < max_depth {
                     states.sort_unstable();
                     states.dedup();
-                    pending.push(Pending { path, depth, states, denied });
+                    pending.push(Pending { path, depth, states, denied, is_base: false });
                 } else if own_depth.is_some() {
                     found.truncated = true;
                 } else {
@@ -144,8 +182,21 @@ pub(super) fn expand(
             }
         }
     }
+    if found.matches.len() + found.unlistable.len() > limits.glob_matches {
+        return Err(PolicyError::GlobMatches(limits.glob_matches));
+    }
     found.matches.sort();
     Ok(found)
+}
+
+/// The names in a directory that patterns may match.
+enum Names {
+    /// The patterns name what they mean.
+    LookedUp(Vec<(OsString, NodeKind)>),
+    /// All names.
+    Listed(Vec<(OsString, NodeKind)>),
+    /// The directory can be entered but not listed.
+    Unlistable,
 }
 
 fn names_in(
@@ -153,33 +204,49 @@ fn names_in(
     globs: &[Glob],
     resolver: &mut Resolver<'_>,
     blocked_traces: &mut Vec<PathTrace>,
-) -> (Vec<(OsString, NodeKind)>, bool) {
-    let mut blocked_by = |error: &io::Error| {
-        let obstacle = Obstacle::looking_up(&directory.path, error);
-        blocked_traces.push(PathTrace::blocked(directory.path.clone(), obstacle));
-    };
-    let literals: Option<Vec<&OsStr>> =
-        directory.states.iter().map(|&(index, position)| globs[index].literal(position)).collect();
-    match literals {
-        Some(mut names) => {
-            names.sort_unstable();
-            names.dedup();
-            let mut found = Vec::new();
-            for name in names {
-                match resolver.lookup(&directory.path.join(name)) {
-                    Ok(Some(node)) => found.push((name.to_owned(), node.kind)),
-                    Ok(None) => {}
-                    Err(error) => blocked_by(&error),
-                }
-            }
-            (found, false)
-        }
-        None => match resolver.facts().list(&directory.path) {
-            Ok(names) => (names, true),
-            Err(error) => {
-                blocked_by(&error);
-                (Vec::new(), true)
-            }
-        },
+) -> Names {
+    let literals: Option<Vec<OsString>> = directory
+        .states
+        .iter()
+        .map(|&(index, position)| globs[index].literal(position).map(OsStr::to_owned))
+        .collect();
+    if let Some(mut names) = literals {
+        names.sort_unstable();
+        names.dedup();
+        return Names::LookedUp(look_up(directory, names, resolver, blocked_traces));
     }
+    match resolver.facts().list(&directory.path) {
+        Ok(names) => Names::Listed(names),
+        Err(error) => {
+            let is_denied = error.raw_os_error() == Some(libc::EACCES);
+            if is_denied && can_enter(resolver.facts(), &directory.path) {
+                return Names::Unlistable;
+            }
+            blocked_traces.push(blocked(directory, &error));
+            Names::Listed(Vec::new())
+        }
+    }
+}
+
+/// Those of the names that exist.
+fn look_up(
+    directory: &Pending,
+    names: Vec<OsString>,
+    resolver: &mut Resolver<'_>,
+    blocked_traces: &mut Vec<PathTrace>,
+) -> Vec<(OsString, NodeKind)> {
+    let mut found = Vec::new();
+    for name in names {
+        match resolver.lookup(&directory.path.join(&name)) {
+            Ok(Some(node)) => found.push((name, node.kind)),
+            Ok(None) => {}
+            Err(error) => blocked_traces.push(blocked(directory, &error)),
+        }
+    }
+    found
+}
+
+fn blocked(directory: &Pending, error: &io::Error) -> PathTrace {
+    let obstacle = Obstacle::looking_up(&directory.path, error);
+    PathTrace::blocked(directory.path.clone(), obstacle)
 }

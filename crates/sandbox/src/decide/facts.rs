@@ -70,6 +70,16 @@ pub trait Facts {
     }
 }
 
+/// Whether a directory can be entered, so that names in it can be looked up although it cannot be listed.
+/// Only a denial of permission says that it cannot.
+pub(super) fn can_enter(facts: &dyn Facts, directory: &Path) -> bool {
+    // Any name does: the kernel checks the directory before it looks for the name.
+    match facts.lookup(&directory.join("x")) {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error() != Some(libc::EACCES),
+    }
+}
+
 /// An entry of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {

@@ -60,6 +60,9 @@ pub enum GlobError {
     /// Alternatives, which git's patterns lack: taken literally, they would deny nothing.
     #[error("`{{` is not allowed in a pattern; write one pattern for each alternative, or `\\{{`")]
     Braces,
+    /// A URI, which as a path would deny nothing.
+    #[error("it is a URI; write a path, such as `/home/user/**/*.key`")]
+    Uri,
     /// No file name contains NUL.
     #[error("the pattern contains a NUL byte")]
     Nul,
@@ -76,6 +79,9 @@ impl Glob {
     pub fn parse(pattern: &str) -> Result<Self, GlobError> {
         if pattern.contains('\0') {
             return Err(GlobError::Nul);
+        }
+        if is_uri(pattern) {
+            return Err(GlobError::Uri);
         }
         if pattern.starts_with('!') {
             return Err(GlobError::Negated);
@@ -164,6 +170,15 @@ impl Glob {
         }
         matched
     }
+}
+
+/// Whether it begins like a URI: a scheme and `://`, or `file:/`.
+fn is_uri(pattern: &str) -> bool {
+    let Some((scheme, rest)) = pattern.split_once(':') else { return false };
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+    is_scheme
+        && (rest.starts_with("//") || rest.starts_with('/') && scheme.eq_ignore_ascii_case("file"))
 }
 
 fn parse_name(name: &[u8]) -> Result<Part, GlobError> {
@@ -345,6 +360,9 @@ mod tests {
             ("a/[b", GlobError::OpenClass),
             ("../x", GlobError::Parent),
             ("a\0b", GlobError::Nul),
+            ("file:///a/*.key", GlobError::Uri),
+            ("FILE:/a/*.key", GlobError::Uri),
+            ("vscode-remote://a/**", GlobError::Uri),
             ("a[[:word:]]", GlobError::UnknownClass),
             ("a[[:digit:]", GlobError::OpenClass),
             ("a ", GlobError::TrailingBlank),

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
-use super::facts::{Node, NodeKind, Obstacle, ResolvedPath, Resolver};
+use super::facts::{Node, NodeKind, Obstacle, ResolvedPath, Resolver, can_enter};
 use super::path_trace::PathTrace;
 use super::paths::is_within;
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
@@ -242,9 +242,21 @@ impl Protected<'_, '_> {
         }
         let links = match facts.links(directory) {
             Ok(links) => links,
-            // Its mode cannot be changed inside; a process that could change it before could also write
-            // to it.
-            Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+                // Tools of this user follow links that they know the names of.
+                if can_enter(facts, directory) {
+                    let why = "it can be entered but not listed, so what its links lead to cannot be \
+                               protected; make it listable, or name the metadata directory in an entry";
+                    return Err(PolicyError::Unreachable {
+                        name: directory.to_owned(),
+                        at: directory.to_owned(),
+                        why: why.to_owned(),
+                    });
+                }
+                // Its mode cannot be changed inside; a process that could change it before could also
+                // write to it.
+                return Ok(());
+            }
             Err(error) => return Err(unreadable(directory, directory, &error)),
         };
         if links.len() > MAX_LINKS {

@@ -53,6 +53,14 @@ pub enum PolicyError {
     /// The patterns cover a tree that is too large to search.
     #[error("the glob patterns cover more than {0} files; lower `glob_scan_max_depth`")]
     GlobScan(usize),
+    /// A directory that an entry grants, or where patterns begin, can be entered but not listed, so what the
+    /// patterns match in it cannot be found.
+    #[error(
+        "the glob patterns cannot be checked in `{}`, which can be entered but not listed; make it \
+         listable, or deny it",
+        .0.display()
+    )]
+    GlobUnlistable(PathBuf),
     /// The policy has too many entries.
     #[error("the policy has {found} entries; at most {limit} are enforced")]
     Entries {
@@ -262,11 +270,19 @@ pub fn resolve(
     let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
     let mount_table = alias::MountTable::new(&mounts);
+    let mut unlistable = Vec::new();
     if !globs.is_empty() {
         let granted = resolving.granted(&mount_table);
         let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
         let found = expand::expand(&globs, base, own_depth, &granted, limits, resolver)?;
         for path in found.matches {
+            resolving.pattern_match(&path);
+        }
+        for path in found.unlistable {
+            // No entry and no pattern means this directory itself: as metadata it is still protected.
+            if resolving.policy.access.named(&path).is_none() {
+                unlistable.push(path.clone());
+            }
             resolving.pattern_match(&path);
         }
         resolving.traces.extend(found.traces);
@@ -296,13 +312,10 @@ pub fn resolve(
     merge(&mut policy.regions);
     let mut workspaces = roots;
     workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, &mount_table));
-    let metadata = metadata::protect(
-        &mut policy,
-        &workspaces,
-        &server_files.unnamed,
-        &mut resolver,
-        &mut traces,
-    )?;
+    let mut unnamed = unlistable;
+    unnamed.extend_from_slice(&server_files.unnamed);
+    let metadata =
+        metadata::protect(&mut policy, &workspaces, &unnamed, &mut resolver, &mut traces)?;
     path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
     traces.clear();
     alias::add_aliases(

@@ -35,6 +35,8 @@ pub(crate) enum Entry {
     Directory,
     /// A directory that may not be entered.
     Closed,
+    /// A directory that may be entered but not listed.
+    Unlistable,
     File(&'static str),
     Link(&'static str),
 }
@@ -63,7 +65,7 @@ impl Facts for Tree {
         let position = self.nodes.keys().position(|known| known == path);
         let inode = position.ok_or(io::ErrorKind::NotFound)? as u64;
         let kind = match &self.nodes[path] {
-            Entry::Directory | Entry::Closed => NodeKind::Directory,
+            Entry::Directory | Entry::Closed | Entry::Unlistable => NodeKind::Directory,
             Entry::File(_) => NodeKind::File,
             Entry::Link(_) => NodeKind::Link,
         };
@@ -85,7 +87,7 @@ impl Facts for Tree {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<(OsString, NodeKind)>> {
-        if matches!(self.nodes.get(path), Some(Entry::Closed)) {
+        if matches!(self.nodes.get(path), Some(Entry::Closed | Entry::Unlistable)) {
             return Err(io::Error::from_raw_os_error(libc::EACCES));
         }
         let below = self.nodes.keys().filter(|known| known.parent() == Some(path));

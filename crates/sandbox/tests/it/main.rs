@@ -26,3 +26,4 @@ mod shared_pids;
 mod skipped;
 mod support;
 mod tools;
+mod unlistable;

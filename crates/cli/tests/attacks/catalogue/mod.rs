@@ -16,6 +16,7 @@ mod odd;
 mod old_root;
 mod protected;
 mod sockets;
+mod streams;
 mod world;
 
 use serde_json::Value;
@@ -127,6 +128,14 @@ impl Attempt {
     fn may_be_refused(mut self) -> Self {
         self.may_be_refused = true;
         self
+    }
+
+    /// Not as root, for whom every directory can be listed.
+    fn only_unprivileged(self) -> Self {
+        match User::all() {
+            [_, User::Nobody] => self.only(User::Nobody),
+            _ => self,
+        }
     }
 
     fn only(mut self, user: User) -> Self {

@@ -10,7 +10,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Access, Way, assert_all_fail, attempt, judge_in, narrow, runtime, send, wide, world::World,
+    Access, Way, assert_all_fail, attempt, both, judge_in, narrow, read_only, runtime, send, wide,
+    world::World,
 };
 use crate::generator::policy::{Name, Policy};
 use crate::program::attacker;
@@ -311,6 +312,29 @@ fn catalogue_patterns_hold_to_the_depth_they_are_given() {
         let steps = &steps[..depth as usize];
         attempts.push(attempt(&format!("depth {depth}"), policy.clone()).run(steps));
         attempts.push(attempt(&format!("depth {depth}, by requests"), policy).files(steps));
+    }
+    assert_all_fail(&attempts);
+}
+
+/// The server's user may enter them; the generator also has directories of another user.
+#[test]
+fn catalogue_directories_that_cannot_be_listed_hide_what_they_hold() {
+    let mut attempts = Vec::new();
+    let steps =
+        ["read {W}/sub/f", "copy {W}/sub/f {W}/taken", "list {W}/sub", "read {W}/sub/deep/y.key"];
+    for pattern in ["**/f", "*.key", "sub/*", "{W}/sub/**", "{W}/**/f"] {
+        let closed = read_only().globs(pattern).globs("**/y.key");
+        for mut attempt in both(pattern, &closed, &steps) {
+            attempt = attempt.setup(&["chmod 311 {W}/sub"]).control(&["stat {W}/den"]);
+            attempts.push(attempt.only_unprivileged());
+        }
+    }
+    for (name, directory) in [(".git", "{W}/.git"), (".git/hooks", "{W}/.git/hooks")] {
+        let link = format!("symlink {{W}}/cfg {directory}/pre-push");
+        let close = format!("chmod 311 {directory}");
+        let setup = ["write {W}/cfg tlinkedq", &*link, &*close];
+        let steps = ["append {W}/cfg attack", "rename {W}/sub {W}/cfg", "unlink {W}/cfg"];
+        attempts.push(attempt(name, wide()).setup(&setup).may_be_refused().run(&steps));
     }
     assert_all_fail(&attempts);
 }

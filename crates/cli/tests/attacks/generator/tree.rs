@@ -21,6 +21,8 @@ pub(crate) struct Object {
     pub path: String,
     pub what: What,
     pub mode: u32,
+    /// It belongs to the user who runs the tests, not to the server's.
+    pub foreign: bool,
 }
 
 /// A tree, in the order in which it is created.
@@ -104,6 +106,16 @@ impl Tree {
             }
             tree.plain = false;
         }
+        if random.percent(12) {
+            // Can be entered but not listed: by another user's mode, or by its own.
+            let closed = tree.any_directory(random);
+            let foreign = random.percent(60);
+            for object in tree.objects.iter_mut().filter(|object| object.path == closed) {
+                object.mode = if foreign { 0o711 } else { 0o311 };
+                object.foreign = foreign;
+            }
+            tree.plain = false;
+        }
         tree
     }
 
@@ -118,7 +130,7 @@ impl Tree {
 
     fn add(&mut self, path: String, what: What, mode: u32) {
         if !self.has(&path) {
-            self.objects.push(Object { path, what, mode });
+            self.objects.push(Object { path, what, mode, foreign: false });
         }
     }
 
@@ -255,7 +267,9 @@ impl Tree {
                 What::Link(target) => symlink(target, path).unwrap(),
                 What::Hard(other) => std::fs::hard_link(other, path).unwrap(),
             }
-            user.give(path);
+            if !object.foreign {
+                user.give(path);
+            }
         }
         // Children first, since a mode may close a directory.
         for object in self.objects.iter().rev() {
