@@ -297,8 +297,7 @@ struct ConnectionState {
 impl ConnectionState {
     fn new(server: Server, principal: Principal, outbound: Outbound, transfer: &Transfer) -> Self {
         let evicted = CancellationToken::new();
-        let response_memory =
-            ResponseMemory::new(server.config(), server.response_budget(), transfer);
+        let response_memory = ResponseMemory::new(&server, transfer);
         Self {
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),

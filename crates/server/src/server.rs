@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use codex_exec_host::files::ChangeMemory;
 use codex_exec_host::machine;
 use codex_exec_host::process::ProcessHost;
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
@@ -52,6 +53,7 @@ struct Shared {
     lanes: Lanes,
     message_budget: Budget,
     response_budget: Budget,
+    change_memory: Arc<ChangeMemory>,
 }
 
 impl Server {
@@ -66,6 +68,7 @@ impl Server {
             managed_networks: ManagedNetworks::new(&config),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
+            change_memory: ChangeMemory::new(config.watch_memory, None),
             confiner,
             config,
             host,
@@ -150,6 +153,11 @@ impl Server {
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
+    }
+
+    /// Memory for changes of watched files, shared by all connections.
+    pub(crate) fn change_memory(&self) -> &Arc<ChangeMemory> {
+        &self.0.change_memory
     }
 
     /// Memory for large messages, shared by all websockets.
