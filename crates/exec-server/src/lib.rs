@@ -44,10 +44,11 @@
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
     Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
-    EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
-    KeepAlive, Lifeline, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles,
-    ProcessConfig, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
-    main_if_reentered, run, run_main, shutdown_signal,
+    EntryConfig, EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths,
+    FilesConfig, InheritedSocket, KeepAlive, Lifeline, ListenUrl, Listening, NEVER_INHERITED,
+    NEVER_PASSED_ON, OperatorPolicy, OutboundConfig, OwnFiles, PolicyFileError, ProcessConfig,
+    RunError, Server, ServerConfig, ServiceNotifier, SignedBearer, TlsError, TlsFiles,
+    WebSocketAuth, WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.

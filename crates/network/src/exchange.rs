@@ -147,7 +147,7 @@ pub(crate) async fn pass_on(
         shared.spawn_for(&client.clone(), async move {
             let _client = client;
             let (Ok(near), Ok(far)) = (client_side.await, target_side.await) else { return };
-            let _ = tunnel::join(&mut TokioIo::new(near), &mut TokioIo::new(far)).await;
+            let _ = tunnel::copy(&mut TokioIo::new(near), &mut TokioIo::new(far)).await;
         });
         // The headers that make it an upgrade are the target's own.
         return Ok(response.map(Either::Right));

@@ -2,6 +2,7 @@
 //! connection is judged on its own.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,9 +10,11 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::audit::About;
@@ -114,7 +117,7 @@ async fn connect(
         // The client's place among the connections is kept until the tunnel ends.
         let client = client;
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
-        let mut stream = TokioIo::new(upgraded);
+        let stream = TokioIo::new(upgraded);
         if let Some(mitm) = owner.mitm_for(&target.host, target.port) {
             let protocol = Protocol::HttpsConnect;
             let opened = Opened { target, destination, protocol, client };
@@ -122,12 +125,23 @@ async fn connect(
         }
         match owner.dialer.tunnel(&target.host, target.port, &destination).await {
             Ok(mut upstream) => {
-                let _ = tunnel::join(&mut stream, &mut upstream).await;
+                let _ = join(stream.into_inner(), &mut upstream).await;
             }
             Err(error) => debug!(%error, "tunnel target unreachable"),
         }
     });
     Response::new(Either::Left(Full::default()))
+}
+
+/// Joins a tunnel with its target.
+async fn join(client: Upgraded, target: &mut TcpStream) -> io::Result<()> {
+    match client.downcast::<TokioIo<Idle<TcpStream>>>() {
+        Ok(parts) => {
+            target.write_all(&parts.read_buf).await?;
+            tunnel::join(&mut parts.io.into_inner(), target).await
+        }
+        Err(client) => tunnel::join(&mut TokioIo::new(client), target).await,
+    }
 }
 
 /// Sends a judged request on, and its answer back.

@@ -21,21 +21,36 @@ impl<S> Idle<S> {
         Self { stream, timeout, moved: Instant::now(), alarm: Box::pin(sleep(timeout)) }
     }
 
-    /// Passes `poll` on; while it waits, the alarm may end it.
-    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.moved = Instant::now();
-            return poll;
-        }
+    /// The stream, for calls that need no watching.
+    pub(crate) fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
+    /// Something has moved.
+    pub(crate) fn touch(&mut self) {
+        self.moved = Instant::now();
+    }
+
+    /// Resolves once nothing has moved for too long.
+    pub(crate) fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         while self.alarm.as_mut().poll(cx).is_ready() {
             // The alarm is not moved with every byte, only when it rings.
             let due = self.moved + self.timeout;
             if due <= Instant::now() {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                return Poll::Ready(io::ErrorKind::TimedOut.into());
             }
             self.alarm.as_mut().reset(due);
         }
         Poll::Pending
+    }
+
+    /// Passes `poll` on; while it waits, the alarm may end it.
+    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.touch();
+            return poll;
+        }
+        self.poll_idle(cx).map(Err)
     }
 }
 

@@ -30,6 +30,7 @@ mod policy;
 mod proxy;
 pub mod rules;
 mod socks;
+mod splice;
 mod target;
 mod transparent;
 mod tunnel;

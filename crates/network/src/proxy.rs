@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::audit::Observer;
 use crate::config::{Config, Limits};
@@ -277,6 +277,18 @@ impl Shared {
     }
 }
 
+/// Selects a congestion control without pacing, which accepted sockets inherit. BBR, where it is the
+/// default, paces by timers and an estimate of the network, which only adds delay on loopback.
+fn disable_pacing_on_loopback(listener: &TcpListener) {
+    if !listener.local_addr().is_ok_and(|address| address.ip().is_loopback()) {
+        return;
+    }
+    // Reno is in every kernel and needs no privilege.
+    if let Err(error) = rustix::net::sockopt::set_tcp_congestion(listener, "reno") {
+        debug!(%error, "cannot disable pacing");
+    }
+}
+
 /// Accepts connections. The one for which there is no place yet waits here, further ones in the backlog.
 async fn accept<F>(
     shared: Arc<Shared>,
@@ -285,6 +297,7 @@ async fn accept<F>(
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
+    disable_pacing_on_loopback(&listener);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,

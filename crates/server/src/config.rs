@@ -11,6 +11,9 @@ use codex_exec_host::sandbox::OwnFiles;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::{Assurance, DecodeLimits};
 
+use crate::entry::EntryConfig;
+use crate::policy::OperatorPolicy;
+
 /// Limits and timeouts of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -100,8 +103,13 @@ pub struct ServerConfig {
     pub proxy_private_ips_via_upstream: bool,
     /// Limits of shell snapshots.
     pub shell_snapshots: ShellSnapshotConfig,
-    /// How long a connection may take from TCP accept to the websocket upgrade. Default 10 s.
+    /// How long a TLS handshake may take, and the head of an HTTP request. Default 10 s.
     pub handshake_timeout: Duration,
+    /// What clients may do at most, whatever they ask for. Default none: everything that the server's user may
+    /// do. Requires [`sandbox_executable`](Self::sandbox_executable).
+    pub policy: Option<OperatorPolicy>,
+    /// Limits on the connections of listeners.
+    pub entry: EntryConfig,
 }
 
 impl Default for ServerConfig {
@@ -134,6 +142,8 @@ impl Default for ServerConfig {
             proxy_private_ips_via_upstream: false,
             shell_snapshots: ShellSnapshotConfig::default(),
             handshake_timeout: Duration::from_secs(10),
+            policy: None,
+            entry: EntryConfig::default(),
         }
     }
 }

@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
+use crate::entry::Pass;
 use crate::files::Files;
 use crate::http;
 use crate::response_memory::ResponseMemory;
@@ -214,7 +215,12 @@ impl Drop for Request {
 }
 
 /// Serves a connection until it closes.
-pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
+pub(crate) async fn serve(
+    server: Server,
+    principal: Principal,
+    pass: Option<Arc<Pass>>,
+    mut connection: Connection,
+) {
     let transfer = connection.transfer();
     let mut state =
         ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
@@ -227,6 +233,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
                     state.handle_message(&message, memory).await;
                     if !matches!(state.stage, Stage::New) {
                         connection.lift_limit();
+                        if let Some(pass) = &pass {
+                            pass.initialized();
+                        }
                     }
                 }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
@@ -247,6 +256,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         biased;
         () = shutdown.shutting_down() => {}
         () = evicted.cancelled() => {}
+        () = must_leave(pass.as_deref()) => {
+            tracing::debug!("closed a connection that did not initialize");
+        }
         () = transfer.revoked() => {
             tracing::info!("closed a connection that held memory which others waited for");
         }
@@ -255,6 +267,14 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         },
     }
     state.detach();
+}
+
+/// Resolves if a connection of a listener has not initialized in time.
+async fn must_leave(pass: Option<&Pass>) {
+    match pass {
+        Some(pass) => pass.must_leave().await,
+        None => std::future::pending().await,
+    }
 }
 
 macro_rules! dispatch_files {
@@ -508,6 +528,14 @@ impl ConnectionState {
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);
+                if let Some(policy) = &server.config().policy {
+                    let variables = params.headers.iter();
+                    let variables = variables.filter_map(|header| header.value_env_var.as_deref());
+                    if let Err(error) = policy.check_http(variables) {
+                        request.respond::<<call::HttpRequest as Call>::Response>(Err(error)).await;
+                        return;
+                    }
+                }
                 self.http.call(request, params, self.response_memory.clone());
             }
             Method::File(method) => self.handle_file(request, method, params).await,
@@ -555,13 +583,14 @@ impl ConnectionState {
                 sessions.create(requested_ttl.unwrap_or(config.detach_ttl), self.holder.clone())
             }
         };
-        tracing::info!(client = params.client_name, session = session.id(), "session attached");
+        let number = session.group().0;
+        tracing::info!(client = params.client_name, session = number, "session attached");
         Ok(Attached { session, attachment })
     }
 
     fn detach(self) {
         if let Stage::AwaitingInitialized(attached) | Stage::Ready(attached) = self.stage {
-            tracing::info!(session = attached.session.id(), "session detached");
+            tracing::info!(session = attached.session.group().0, "session detached");
             self.server.sessions().detach(attached.session, attached.attachment);
         }
     }

@@ -14,7 +14,6 @@ use codex_exec_host::process::{
     StartError, Started, WhileRunning, environment, environment_is_costly,
 };
 use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
-use codex_exec_host::shell_snapshot::Replay;
 use codex_exec_server_protocol::network::{
     NetworkInfo, NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
 };
@@ -207,7 +206,7 @@ impl Starter {
                 None
             }
             Attempt::AfterHiddenProgram(failure) => {
-                Some(hidden_program(&params, &environment, failure).await?)
+                Some(Box::pin(hidden_program(&params, &environment, failure)).await?)
             }
         };
         let sandbox = match params.sandbox.take() {
@@ -256,7 +255,15 @@ async fn launch(
         confiner: server.confiner().clone(),
         group: session.group(),
     };
+    let mut params = params;
+    let policy = server.config().policy.as_ref();
+    if let Some(policy) = policy {
+        policy.hold_process(&mut params).map_err(StartFailure::Refused)?;
+    }
     let (mut params, mut environment) = environment_of(params).await?;
+    if let Some(policy) = policy {
+        policy.hold_environment(&mut environment);
+    }
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
@@ -267,14 +274,16 @@ async fn launch(
         network.make_readable(context);
     }
     let namespace = network.namespace();
-    let mut launch = match replay {
-        Some(Replay { argv, environment, state }) => {
-            let listed = std::mem::replace(&mut params.argv, argv);
-            let launch = starter.prepare(params, environment, namespace, Some(state), attempt);
-            launch.await?.listed_as(listed)
-        }
-        None => starter.prepare(params, environment, namespace, None, attempt).await?,
-    };
+    let (mut listed, mut state) = (None, None);
+    if let Some(replay) = replay {
+        listed = Some(std::mem::replace(&mut params.argv, replay.argv));
+        environment = replay.environment;
+        state = Some(replay.state);
+    }
+    let mut launch = starter.prepare(params, environment, namespace, state, attempt).await?;
+    if let Some(listed) = listed {
+        launch = launch.listed_as(listed);
+    }
     *managed.lock() = Managed { inside: network.inside, info: network.info };
     launch.while_running = Some(WhileRunning::new(network.held));
     Ok(launch)
@@ -446,5 +455,22 @@ pub(crate) fn list(
             (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
         });
         (Ok(ListResponse { processes }), memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every start allocates, copies and frees it.
+    #[test]
+    fn launch_of_a_process_is_small() {
+        fn size<F>(
+            _: impl Fn(Server, Arc<Session>, ExecParams, Attempt, Arc<Mutex<Managed>>) -> F,
+        ) -> usize {
+            size_of::<F>()
+        }
+        let bytes = size(launch);
+        assert!(bytes <= 8 << 10, "{bytes} bytes");
     }
 }

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::entry::{Gate, Pass};
 use crate::lanes::Lanes;
 use crate::managed_network::ManagedNetworks;
 use crate::sandbox::Confiner;
@@ -51,6 +52,7 @@ struct Shared {
     shutdown: CancellationToken,
     connections: TaskTracker,
     lanes: Lanes,
+    gate: Gate,
     message_budget: Budget,
     response_budget: Budget,
     change_memory: Arc<ChangeMemory>,
@@ -61,11 +63,17 @@ impl Server {
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
         let confiner = Confiner::new(&config, &host)?;
+        if config.policy.is_some() && confiner.assurance() < Some(config.sandbox_assurance) {
+            let reason = "the operator's policy needs a sandbox, and this machine offers less than \
+                          --sandbox-assurance; see codex doctor";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
         let lanes = Lanes::start(config.lanes)?;
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone()),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
+            gate: Gate::new(config.entry),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
             change_memory: ChangeMemory::new(config.watch_memory, None),
@@ -80,17 +88,22 @@ impl Server {
 
     /// Serves a connection in a new task.
     pub fn serve(&self, connection: Connection) {
-        self.serve_as(Principal::Embedder, connection);
+        self.serve_as(Principal::Embedder, None, connection);
     }
 
     /// Like [`serve`](Self::serve), for a peer that the listener has authenticated.
-    pub(crate) fn serve_as(&self, principal: Principal, connection: Connection) {
-        self.0.connections.spawn(connection::serve(self.clone(), principal, connection));
+    pub(crate) fn serve_as(
+        &self,
+        principal: Principal,
+        pass: Option<Arc<Pass>>,
+        connection: Connection,
+    ) {
+        self.0.connections.spawn(connection::serve(self.clone(), principal, pass, connection));
     }
 
     /// Serves a connection until it closes.
     pub async fn serve_until_closed(&self, connection: Connection) {
-        let serving = connection::serve(self.clone(), Principal::Embedder, connection);
+        let serving = connection::serve(self.clone(), Principal::Embedder, None, connection);
         self.0.connections.track_future(serving).await;
     }
 
@@ -150,6 +163,11 @@ impl Server {
         &self.0.lanes
     }
 
+    /// The limits on connections of the listeners.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
@@ -179,6 +197,11 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
 /// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
 const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";
 
+/// The release of the other implementation that this server stands in for, and the version of this program
+/// as build metadata. Clients use some features only from a release on (`capabilities/discoverV2` from
+/// 0.164), whatever the capabilities say. The interop suite compares it with the newest release.
+const EXECUTOR_VERSION: &str = concat!("0.169.0+codex-exec-server.", env!("CARGO_PKG_VERSION"));
+
 fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
     let shell = machine::shell();
     // Beside permission to write everywhere, only mounts can deny something.
@@ -188,7 +211,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             name: machine::shell_name(&shell),
             path: shell.to_string_lossy().into_owned(),
         },
-        executor_version: env!("CARGO_PKG_VERSION").to_owned(),
+        executor_version: EXECUTOR_VERSION.to_owned(),
         provider_id: Some(PROVIDER_ID.to_owned()),
         cwd: None,
         user_home_dir: machine::home().as_deref().and_then(uri),

@@ -5,11 +5,12 @@
 //!  (none) ───────────────▶ Attached ────────▶ Detached ───────────────────▶ ended: all killed
 //!                           │ ▲                  │
 //!                           │ └──────────────────┘ resume
-//!                           └─▶ attached to another connection: resume, by the same principal,
-//!                               while the old connection does not answer a ping
+//!                           └─▶ attached to another connection: resume while the old connection does
+//!                               not answer a ping
 //! ```
 //!
-//! Invariant: a session has at most one connection, and its processes end with it.
+//! Invariant: a session has at most one connection, and its processes end with it. Only the principal that
+//! opened it can resume it; to others it does not exist. Its id is a secret: logs have a number instead.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,6 +53,8 @@ pub(crate) struct Sessions {
 #[derive(Debug)]
 pub(crate) struct Session {
     id: String,
+    /// Who opened it.
+    owner: Principal,
     group: Group,
     state: Mutex<State>,
     /// The rules of the proxies of its running processes.
@@ -125,6 +128,7 @@ impl Sessions {
     ) -> (Arc<Session>, Attachment) {
         let session = Arc::new(Session {
             id: uuid::Uuid::new_v4().to_string(),
+            owner: holder.principal.clone(),
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
                 processes: HashMap::new(),
@@ -143,8 +147,8 @@ impl Sessions {
         (session, Attachment(0))
     }
 
-    /// Attaches to a detached session, or takes it over from a silent connection: a connection of the
-    /// same principal that does not answer a ping within `timeout` loses the session.
+    /// Attaches to a detached session of the same principal, or takes it over from a silent connection: one
+    /// that does not answer a ping within `timeout` loses the session.
     pub(crate) async fn resume(
         &self,
         id: &str,
@@ -156,13 +160,15 @@ impl Sessions {
             let message = format!("unknown session id {id}");
             RpcError::invalid_request(ErrorKind::UnknownSession, message)
         };
-        let session = self.by_id.lock().get(id).cloned().ok_or_else(unknown)?;
+        let session = self.by_id.lock().get(id).cloned();
+        let session = session.filter(|session| session.owner == newcomer.principal);
+        let session = session.ok_or_else(unknown)?;
         let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
-            && holder.principal == newcomer.principal
             && !holder.peer.responds_within(timeout).await
         {
-            tracing::info!(session = id, "took the session over from an unresponsive connection");
+            let number = session.group.0;
+            tracing::info!(session = number, "took the session over from a silent connection");
             attached = session.try_attach(Some(*attachment), detach_ttl, &newcomer);
         }
         match attached {

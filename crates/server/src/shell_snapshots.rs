@@ -107,8 +107,10 @@ impl ShellSnapshots {
             return Ok(None);
         };
         let capture = async {
-            let captured = self.capture(starter, limits, kind, params, environment).await;
+            // Boxed, as most processes need none: every start has room for what it may await.
+            let captured = Box::pin(self.capture(starter, limits, kind, params, environment));
             captured
+                .await
                 .inspect_err(|error| {
                     tracing::warn!(%error, "no shell snapshot; the profile runs with each command");
                 })

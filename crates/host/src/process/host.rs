@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
@@ -125,29 +126,22 @@ impl ProcessHost {
         let (mailbox, commands) = mpsc::unbounded_channel();
         let (started, answer) = oneshot::channel();
         let host = self.clone();
-        tokio::spawn(async move {
-            let parts = async {
+        // In a box of its own: it needs far more memory than the process that it leads to.
+        let starting = Box::pin(async move {
+            let (mut launch, mut again) = (launch, Some(again));
+            loop {
                 match host.parts(launch.await?).await {
-                    Err(StartError::Sandbox(failure)) => match again(&failure) {
-                        Some(again) => Ok(host.parts(again.await?).await?),
-                        None => Err(StartError::Sandbox(failure).into()),
-                    },
-                    parts => Ok(parts?),
-                }
-            };
-            match parts.await {
-                Ok((parts, network)) => {
-                    let assurance = parts.confined.as_ref().map(Confined::assurance);
-                    let _ = started.send(Ok(Started { assurance, network }));
-                    Actor::new(parts, host.config, commands).run().await;
-                }
-                Err(error) => {
-                    // Drop the mailbox before replying: the caller may reuse the process id at once.
-                    drop::<mpsc::UnboundedReceiver<Command>>(commands);
-                    let _ = started.send(Err(error));
+                    Err(StartError::Sandbox(failure)) => {
+                        match again.take().and_then(|again| again(&failure)) {
+                            Some(next) => launch = next,
+                            None => return Err(E::from(StartError::Sandbox(failure))),
+                        }
+                    }
+                    parts => return Ok(parts?),
                 }
             }
         });
+        tokio::spawn(run(starting, self.config.clone(), commands, started));
         (ProcessHandle { mailbox }, answer)
     }
 
@@ -268,6 +262,29 @@ impl ProcessHost {
     }
 }
 
+/// Starts a process and owns it until it is forgotten.
+///
+/// `starting` is freed when the process runs, so that it costs its actor alone.
+async fn run<E>(
+    starting: Pin<Box<impl Future<Output = Result<(Parts, Option<NetworkDescriptors>), E>>>>,
+    config: Arc<ProcessConfig>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    started: oneshot::Sender<Result<Started, E>>,
+) {
+    match starting.await {
+        Ok((parts, network)) => {
+            let assurance = parts.confined.as_ref().map(Confined::assurance);
+            let _ = started.send(Ok(Started { assurance, network }));
+            Actor::new(parts, config, commands).run().await;
+        }
+        Err(error) => {
+            // Drop the mailbox before replying: the caller may reuse the process id at once.
+            drop(commands);
+            let _ = started.send(Err(error));
+        }
+    }
+}
+
 /// Both ends of a process's stdin and outputs.
 struct Stdio {
     child_ends: [OwnedFd; 3],
@@ -351,4 +368,19 @@ fn raise_descriptor_limit() -> Option<libc::rlimit> {
     setrlimit(Resource::Nofile, raised).ok()?;
     let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
     Some(libc::rlimit { rlim_cur: value(before.current), rlim_max: value(before.maximum) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An idle process costs the server the task of its actor, whatever its start needed.
+    #[test]
+    fn task_of_a_process_is_small() {
+        let (_mailbox, commands) = mpsc::unbounded_channel();
+        let (started, _answer) = oneshot::channel::<Result<Started, StartError>>();
+        let task = run(Box::pin(std::future::pending()), Arc::default(), commands, started);
+        let bytes = size_of_val(&task);
+        assert!(bytes <= 7 << 10, "{bytes} bytes");
+    }
 }

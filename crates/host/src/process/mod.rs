@@ -44,4 +44,5 @@ pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
 pub use launch::{Launch, LaunchError, WhileRunning, environment, environment_is_costly};
 pub use leftovers::Group;
+pub use readiness::register_descriptor;
 pub use spawner::SpawnError;

@@ -60,7 +60,8 @@ pub(super) fn check(expected: &[Expected]) -> Result<ProvenMounts, Failure> {
 
 /// Reads the mounts of this process.
 fn read_table(mut table: &File) -> Result<Vec<Mount>, Failure> {
-    let mut text = Vec::new();
+    // The table has no size: an empty buffer would grow by many short reads.
+    let mut text = Vec::with_capacity(16 << 10);
     table.read_to_end(&mut text).map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         Failure::new(Stage::Proof, errno, TABLE)

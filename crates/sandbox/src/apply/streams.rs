@@ -24,19 +24,25 @@ use crate::status::{Failure, Stage};
 /// The file system type of unnamed pipes.
 const PIPEFS: i64 = 0x5049_5045;
 
-/// Reopened files, each with the caller's descriptor.
+/// Reopened streams.
 #[derive(Debug, Default)]
-pub(super) struct Reopened(Vec<(OwnedFd, OwnedFd)>);
+pub(super) struct Reopened {
+    /// Files, each with the caller's descriptor.
+    files: Vec<(OwnedFd, OwnedFd)>,
+    /// The mounts that streams were reopened through. Closing one dissolves it, for which the kernel waits
+    /// for all processors; so they stay open until the target runs.
+    mounts: Vec<OwnedFd>,
+}
 
 impl Reopened {
     pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> {
-        self.0.iter().flat_map(|(given, confined)| [given.as_raw_fd(), confined.as_raw_fd()])
+        self.files.iter().flat_map(|(given, confined)| [given.as_raw_fd(), confined.as_raw_fd()])
     }
 
     /// Moves the caller's file offsets to where the command has read, as if it had used those
     /// descriptors.
     pub(super) fn advance(&self) {
-        for (given, confined) in &self.0 {
+        for (given, confined) in &self.files {
             if let Ok(offset) = rustix::fs::seek(confined, SeekFrom::Current(0)) {
                 let _ = rustix::fs::seek(given, SeekFrom::Start(offset));
             }
@@ -68,15 +74,16 @@ pub(super) fn confine(
             continue;
         }
         match reopen(stream, kind) {
-            Ok(confined) => {
+            Ok((confined, mount)) => {
                 let given = rustix::io::fcntl_dupfd_cloexec(stream, 3);
                 let given = given.map_err(during(Stage::Sources))?;
                 // SAFETY: both are open, and nothing owns the number of a standard stream.
                 let moved = unsafe { libc::dup2(confined.as_raw_fd(), stream.as_raw_fd()) };
                 sys::check(i64::from(moved)).map_err(during(Stage::Sources))?;
                 if kind == FileType::RegularFile {
-                    reopened.0.push((given, confined));
+                    reopened.files.push((given, confined));
                 }
+                reopened.mounts.push(mount);
             }
             // A terminal of another mount namespace (a container's console) has no path in this one.
             Err(_) if rustix::termios::isatty(stream) => {}
@@ -178,7 +185,8 @@ fn path(stream: BorrowedFd<'_>) -> Result<PathBuf, Failure> {
     })
 }
 
-fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
+/// The stream through a mount of its own, and that mount.
+fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<(OwnedFd, OwnedFd), Failure> {
     let (path, path_descriptor) = (path(stream)?, path_descriptor(stream)?);
     let failed = at(Stage::Sources, &path);
     let mount = sys::clone_tree(&path_descriptor).map_err(&failed)?;
@@ -202,5 +210,5 @@ fn reopen(stream: BorrowedFd<'_>, kind: FileType) -> Result<OwnedFd, Failure> {
         // A device may not be seekable.
         let _ = rustix::fs::seek(&file, SeekFrom::Start(offset));
     }
-    Ok(file)
+    Ok((file, mount))
 }

@@ -156,7 +156,7 @@ fn open_sources(
             Operation::PinnedLink { path, identity } => {
                 (Cow::Borrowed(path.as_path()), Some(identity))
             }
-            Operation::Placeholder { index, .. } if held.exists(*index as usize) => {
+            Operation::Placeholder { index, level } if is_bound(tree, held, *index, *level) => {
                 (operation.path(&tree.placeholders), None)
             }
             _ => continue,
@@ -175,6 +175,14 @@ fn open_sources(
         sources.insert(index, sys::clone_tree(&target).map_err(failed)?);
     }
     Ok(sources)
+}
+
+/// Whether what is at this level of a protected name is bound. Otherwise something of the private file
+/// system is mounted there, and a source would only have to be dissolved again.
+fn is_bound(tree: &Tree, held: &HeldPlaceholders, name: u32, level: u32) -> bool {
+    let (placeholder, name) = (&tree.placeholders[name as usize], name as usize);
+    let covered = placeholder.hidden || held.is_placeholder(name);
+    held.exists(name) && !(placeholder.is_last(level) && covered)
 }
 
 fn changed(stage: Stage, path: &Path) -> Failure {
@@ -430,7 +438,7 @@ impl TreeBuilder<'_> {
             }
             Operation::Placeholder { index: name, level } => {
                 let placeholder = &self.enforcement.tree.placeholders[*name as usize];
-                if !self.sources.contains_key(&index) {
+                if !self.held.exists(*name as usize) {
                     Ok(None)
                 } else if !placeholder.is_last(*level) {
                     self.bound(index, path, quiet)
