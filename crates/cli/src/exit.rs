@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use codex_exec_server::{ErrorKind, ExecServerError};
 
+use crate::closed_streams;
 use crate::style::{printable, printable_lines};
 
 /// A failure; the message says what to do.
@@ -117,7 +118,13 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(BROKEN_PIPE);
     }
-    print_stderr(format_args!("{}", message(error)));
+    let closed = causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(closed_streams::is_cause);
+    match closed {
+        true => print_stderr(format_args!("cannot write the output: stdout or stderr is closed")),
+        false => print_stderr(format_args!("{}", message(error))),
+    }
     ExitCode::from(error.downcast_ref::<Coded>().map_or(FAILURE, |coded| coded.code))
 }
 

@@ -3,6 +3,7 @@
 mod apply_patch;
 mod attach;
 mod cat;
+mod closed_streams;
 mod completion;
 mod config_args;
 mod confirm;
@@ -97,6 +98,18 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
+impl Command {
+    /// Whether it is a server. A server may be started without streams, and its only output to stdout is
+    /// its address.
+    fn serves(&self) -> bool {
+        match self {
+            Self::ExecServer(_) => true,
+            Self::Rendezvous(args) => args.serves(),
+            _ => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     // If a server has re-entered this program as a helper, this does not return.
     codex_exec_server::main_if_reentered();
@@ -104,6 +117,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
+            closed_streams::fail_writes();
             // clap reports help and version as errors for stdout.
             let printed = error.print();
             return match (error.use_stderr(), printed) {
@@ -113,6 +127,9 @@ fn main() -> ExitCode {
             };
         }
     };
+    if !cli.command.serves() {
+        closed_streams::fail_writes();
+    }
     cli.logging.start();
     cli.config.note_ignored();
     let result = match cli.command {

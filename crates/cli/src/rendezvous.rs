@@ -33,6 +33,13 @@ pub(crate) struct RendezvousArgs {
     command: RendezvousCommand,
 }
 
+impl RendezvousArgs {
+    /// Whether it runs until a signal ends it.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.command, RendezvousCommand::Serve(_))
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum RendezvousCommand {
     Serve(ServeArgs),

@@ -5,10 +5,19 @@
 //!   order, one request of each [`Account`] at a time.
 //! - Part of the budget is a reserve for first shares: small shares of accounts that hold none. An account
 //!   with a share gets no more from the reserve, so small requests do not wait for large holders.
-//! - While other accounts wait, a holder must make progress. A connection that waits for its peer falls
-//!   behind unless the peer moves 1/[`TURNOVER_SECONDS`] of the connection's shares each second; once it is
-//!   [`MAX_BEHIND`] behind, the connection is [revoked](Transfer::revoked). A connection that holds a share
-//!   for [`MAX_HOLD`] of such time is revoked too, whatever it waits for.
+//! - While other accounts wait, a holder must make progress: a connection that waits for its peer pays for
+//!   that time with bytes that the peer moves, 1/[`TURNOVER_SECONDS`] of the connection's shares for each
+//!   second. What it moves in advance counts for up to [`MAX_GRACE`]. Once it owes more than the grace, the
+//!   connection is [revoked](Transfer::revoked). So is one that holds a share for [`MAX_HOLD`] of such
+//!   time, whatever it waits for.
+//! - The grace is [`MAX_GRACE`]. While revocations follow one another it halves each time, down to
+//!   [`MIN_GRACE`], and all holders are judged at the same time. So `n` connections that move nothing, `s` of
+//!   which can hold shares at once, delay another request by at most 2 × [`MAX_GRACE`] + `n` / `s` ×
+//!   ([`MIN_GRACE`] + 2 × [`CHECK_INTERVAL`]), besides the time that they have paid for by filling the buffers
+//!   of their sockets, and what the server itself needs for their messages. The grace doubles with every [`MAX_GRACE`] in which none is revoked, and is whole again when no
+//!   request waits.
+//! - A peer that moves its part in every [`MIN_GRACE`] is never revoked, whatever others do, before
+//!   [`MAX_HOLD`], which is twice the time that it needs.
 //!
 //! Progress is counted in bytes that the kernel has taken from or given to the socket. The waiting requests
 //! check the holders, every [`CHECK_INTERVAL`], so nothing runs while no request waits.
@@ -33,15 +42,18 @@ const FIRST_SHARE_DIVISOR: usize = 24;
 /// Seconds in which a peer has to move everything that its connection holds.
 const TURNOVER_SECONDS: u64 = 60;
 
-/// How far a peer may fall behind that.
-const MAX_BEHIND: Duration = Duration::from_secs(10);
+/// How much of that a peer may owe, and how much it may have moved in advance.
+const MAX_GRACE: Duration = Duration::from_secs(10);
+
+/// The least grace, while revocations follow one another.
+const MIN_GRACE: Duration = Duration::from_secs(1);
 
 /// How long a share may be held while others wait.
 const MAX_HOLD: Duration = Duration::from_secs(120);
 
 /// How often holders are checked. A longer gap is this process's own delay and does not count against
 /// them.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Bytes of share per byte moved: the message itself, and the data it is made from or decoded to.
 pub(crate) const COST: u64 = 2;
@@ -72,6 +84,10 @@ struct State {
     last_account: u64,
     last_share: u64,
     checked_at: Option<Instant>,
+    /// How much a holder may owe.
+    grace: Duration,
+    /// Time in which requests have waited since the last revocation.
+    calm: Duration,
 }
 
 #[derive(Debug)]
@@ -89,8 +105,10 @@ struct Holder {
     held: u64,
     /// Its shares, and for how long other accounts have waited since each was taken.
     shares: HashMap<u64, Duration>,
-    /// How far the peer is behind the required rate.
-    behind: Duration,
+    /// Time that the peer has not paid for.
+    owed: Duration,
+    /// Time that the peer has paid for in advance.
+    paid: Duration,
     checked_at: Instant,
     /// Bytes received and sent at the last check.
     received: u64,
@@ -182,6 +200,8 @@ impl Budget {
             last_account: 0,
             last_share: 0,
             checked_at: None,
+            grace: MAX_GRACE,
+            calm: Duration::ZERO,
         };
         let max_first_share = (bytes / FIRST_SHARE_DIVISOR) as u64;
         Self(Arc::new(Pool { max_share: left, max_first_share, state: Mutex::new(state) }))
@@ -215,6 +235,10 @@ impl Budget {
             let share = self.share(state, &waiter.client, waiter.bytes, source);
             unwanted.extend(waiter.granted.send(share).err());
         }
+        if state.waiting.is_empty() {
+            state.grace = MAX_GRACE;
+            state.calm = Duration::ZERO;
+        }
         unwanted
     }
 
@@ -223,6 +247,10 @@ impl Budget {
         state.last_share += 1;
         let (account, id) = (client.id, state.last_share);
         let holder = state.holders.entry(account).or_insert_with(|| Holder::new(client));
+        // What was paid for a small share is not worth as much time of a large one.
+        let parts = u128::from(holder.held) * holder.paid.as_millis()
+            / u128::from((holder.held + bytes).max(1));
+        holder.paid = Duration::from_millis(u64::try_from(parts).unwrap_or(u64::MAX));
         holder.held += bytes;
         holder.shares.insert(id, Duration::ZERO);
         Share { budget: self.clone(), account, id, bytes, source }
@@ -235,18 +263,27 @@ impl Budget {
         if state.checked_at.is_some_and(|at| now - at < CHECK_INTERVAL) {
             return;
         }
+        let passed = state.checked_at.map_or(Duration::ZERO, |at| since_check(now, at));
+        state.calm += passed;
         state.checked_at = Some(now);
-        let State { waiting, holders, .. } = &mut *state;
+        let State { waiting, holders, grace, calm, .. } = &mut *state;
+        let mut any_revoked = false;
         for (id, holder) in holders {
             let others_wait = waiting.iter().any(|waiter| waiter.client.id != *id);
-            if holder.is_stalled(now, others_wait) {
+            if holder.is_stalled(now, others_wait, *grace) && !holder.is_revoked() {
                 tracing::debug!(
                     account = id,
                     held = holder.held,
                     "revoked a connection's shares because other connections wait"
                 );
                 holder.client.transfer.0.revoked.cancel();
+                any_revoked = true;
             }
+        }
+        if any_revoked {
+            (*grace, *calm) = ((*grace / 2).max(MIN_GRACE), Duration::ZERO);
+        } else if *calm >= MAX_GRACE {
+            (*grace, *calm) = ((*grace * 2).min(MAX_GRACE), Duration::ZERO);
         }
     }
 
@@ -286,7 +323,8 @@ impl Holder {
         Self {
             held: 0,
             shares: HashMap::new(),
-            behind: Duration::ZERO,
+            owed: Duration::ZERO,
+            paid: Duration::ZERO,
             checked_at: Instant::now(),
             received: moved.received.load(Ordering::Relaxed),
             sent: moved.sent.load(Ordering::Relaxed),
@@ -294,9 +332,13 @@ impl Holder {
         }
     }
 
+    fn is_revoked(&self) -> bool {
+        self.client.transfer.0.revoked.is_cancelled()
+    }
+
     /// Updates the counts since the last check. Returns whether the connection has to be revoked.
-    fn is_stalled(&mut self, now: Instant, others_wait: bool) -> bool {
-        let passed = now.saturating_duration_since(self.checked_at).min(2 * CHECK_INTERVAL);
+    fn is_stalled(&mut self, now: Instant, others_wait: bool, grace: Duration) -> bool {
+        let passed = since_check(now, self.checked_at);
         self.checked_at = now;
         let moved = &self.client.transfer.0;
         let received = moved.received.load(Ordering::Relaxed);
@@ -306,16 +348,24 @@ impl Holder {
             message => (received - self.received, message, true),
         };
         (self.received, self.sent) = (received, sent);
-        if others_wait {
-            self.shares.values_mut().for_each(|waited| *waited += passed);
-            self.behind += if waits_for_peer { passed } else { Duration::ZERO };
-        }
         let covered = u128::from(moved) * u128::from(COST * TURNOVER_SECONDS * 1000)
             / u128::from(held.max(1));
         let covered = Duration::from_millis(u64::try_from(covered).unwrap_or(u64::MAX));
-        self.behind = self.behind.saturating_sub(covered);
-        self.behind > MAX_BEHIND || self.shares.values().any(|waited| *waited > MAX_HOLD)
+        self.paid = self.paid.saturating_add(covered);
+        if others_wait {
+            self.shares.values_mut().for_each(|waited| *waited += passed);
+            self.owed += if waits_for_peer { passed } else { Duration::ZERO };
+        }
+        let settled = self.paid.min(self.owed);
+        self.owed -= settled;
+        self.paid = (self.paid - settled).min(MAX_GRACE);
+        self.owed > grace || self.shares.values().any(|waited| *waited > MAX_HOLD)
     }
+}
+
+/// Time since the last check, as far as it counts.
+fn since_check(now: Instant, checked_at: Instant) -> Duration {
+    now.saturating_duration_since(checked_at).min(2 * CHECK_INTERVAL)
 }
 
 impl Account {

@@ -107,6 +107,7 @@ impl Meter {
     /// Sets the queue whose [`Outbound::arrived`] must not wait for pongs while a payload waits here.
     pub(crate) fn set_outbound(&self, outbound: &Outbound) {
         let _ = self.0.outbound.set(outbound.clone());
+        let _ = outbound.closing().revoked.set(self.0.transfer.token().clone());
     }
 
     /// Whether a payload waits for a share, so that nothing is read from the peer.

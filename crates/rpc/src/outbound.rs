@@ -58,6 +58,9 @@ pub(crate) struct Closing {
     pub(crate) requested: CancellationToken,
     /// Cancelled when the reader is dropped.
     pub(crate) reader_gone: CancellationToken,
+    /// Cancelled when the connection has lost its memory, which its messages hold: then nothing more is
+    /// written.
+    pub(crate) revoked: OnceLock<CancellationToken>,
 }
 
 /// An entry of the queue, for the write task.
@@ -325,15 +328,27 @@ impl OutboundQueue {
         self.closing.reason.get().copied()
     }
 
-    /// Resolves `timeout` after the connection was closed or its reader was dropped.
+    /// Resolves `timeout` after the connection was closed or its reader was dropped, or once its shares
+    /// of a [budget](crate::Budget) are revoked.
     pub fn close_deadline(&self, timeout: Duration) -> impl Future<Output = ()> + Send + use<> {
         let closing = self.closing.clone();
         async move {
-            tokio::select! {
-                () = closing.requested.cancelled() => {}
-                () = closing.reader_gone.cancelled() => {}
+            let closed = async {
+                tokio::select! {
+                    () = closing.requested.cancelled() => {}
+                    () = closing.reader_gone.cancelled() => {}
+                }
+                tokio::time::sleep(timeout).await;
+            };
+            // The socket's own error may wake the reader instead of the writer: both write, the reader its
+            // pongs.
+            match closing.revoked.get() {
+                Some(revoked) => tokio::select! {
+                    () = closed => {}
+                    () = revoked.cancelled() => {}
+                },
+                None => closed.await,
             }
-            tokio::time::sleep(timeout).await;
         }
     }
 

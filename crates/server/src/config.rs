@@ -93,8 +93,9 @@ pub struct ServerConfig {
     /// A quarter is a reserve for first shares: at most a 24th part each (messages of up to 5 MiB), for
     /// connections that hold nothing else. A message that needs more than the rest waits for all of the
     /// rest. While one waits, a connection that holds memory and waits for its peer has to move a
-    /// sixtieth of it each second; the server closes it once it is 10 s behind, and also once it has held
-    /// memory for two minutes, whatever it waits for.
+    /// sixtieth of it each second. The server closes it once it is 10 s behind, or less while one such
+    /// connection follows another (at least 1 s), and also once it has held memory for two minutes, whatever
+    /// it waits for.
     pub message_memory: usize,
     /// Memory for large responses (more than 256 KiB) of all connections together, in bytes. Default
     /// 256 MiB. A response counts with its content and with its message, from before the server reads a
@@ -112,6 +113,9 @@ pub struct ServerConfig {
     /// `http/request`s of all connections that run at once. Default 512; more are refused with the kind
     /// `busy`.
     pub http_requests: usize,
+    /// Memory for the changes that the watches of all connections have seen and not yet reported, in
+    /// bytes. Default 64 MiB; changes beyond it are reported as an overflow.
+    pub watch_memory: usize,
     /// Number of lanes, the threads that serve a listener's connections; each connection stays on one.
     /// Default 0: connections run on the listener's own runtime. [`run`](crate::run) sets one per
     /// processor.
@@ -164,6 +168,7 @@ impl Default for ServerConfig {
             response_memory_per_connection: 64 << 20,
             http_requests_per_connection: 64,
             http_requests: 512,
+            watch_memory: 64 << 20,
             lanes: 0,
             unsent_bytes: 512 << 10,
             proxy_private_ips_via_upstream: false,

@@ -347,8 +347,7 @@ struct ConnectionState {
 impl ConnectionState {
     fn new(server: Server, principal: Principal, outbound: Outbound, transfer: &Transfer) -> Self {
         let evicted = CancellationToken::new();
-        let response_memory =
-            ResponseMemory::new(server.config(), server.response_budget(), transfer);
+        let response_memory = ResponseMemory::new(&server, transfer);
         let caller = server.audit().map(|_| Caller::new(&principal)).unwrap_or_default();
         Self {
             caller,

@@ -2,16 +2,16 @@
 //!
 //! Invariant: a response of more than [`SMALL_ANSWER`] bytes exists only with a share of its
 //! connection's memory and of the server's, and returns it once it is written to the socket. So clients
-//! that do not read do not make the server grow, nor do they make others wait for long: see [`Budget`].
+//! that do not read do not make the server grow, nor do they make others wait for long: see [`Budget`](codex_exec_rpc::Budget).
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use codex_exec_host::files::{self, Reservation, SMALL_ANSWER};
-use codex_exec_rpc::{Account, Budget, Transfer};
+use codex_exec_host::files::{self, ChangeMemory, Reservation, SMALL_ANSWER};
+use codex_exec_rpc::{Account, Transfer};
 use tokio::sync::Semaphore;
 
-use crate::config::ServerConfig;
+use crate::server::Server;
 
 /// A connection's memory for large responses. Clones share it.
 #[derive(Debug, Clone)]
@@ -21,14 +21,18 @@ pub(crate) struct ResponseMemory {
     limit: u32,
     /// The memory of all connections.
     server: Account,
+    /// The memory of all connections for changes of watched files.
+    changes: Arc<ChangeMemory>,
 }
 
 impl ResponseMemory {
     /// A part of the server's budget, for the connection whose progress `transfer` tracks.
-    pub(crate) fn new(config: &ServerConfig, server: &Budget, transfer: &Transfer) -> Self {
+    pub(crate) fn new(server: &Server, transfer: &Transfer) -> Self {
+        let config = server.config();
         let limit = u32::try_from(config.response_memory_per_connection).unwrap_or(u32::MAX).max(1);
         let own = Arc::new(Semaphore::new(limit as usize));
-        Self { own, limit, server: server.account(transfer) }
+        let changes = server.change_memory().clone();
+        Self { own, limit, server: server.response_budget().account(transfer), changes }
     }
 
     /// Waits until there is memory for a response with this many bytes of content.
@@ -55,6 +59,10 @@ impl ResponseMemory {
 impl files::AnswerMemory for ResponseMemory {
     fn reserve(&self, bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
         Box::pin(self.reserve(bytes))
+    }
+
+    fn changes(&self) -> Option<Arc<ChangeMemory>> {
+        Some(self.changes.clone())
     }
 }
 

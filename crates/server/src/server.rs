@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use codex_exec_host::files::ChangeMemory;
 use codex_exec_host::process::ProcessHost;
 use codex_exec_host::{machine, pool};
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
@@ -63,6 +64,7 @@ struct Shared {
     ledger: Ledger,
     metrics: Option<Arc<Metrics>>,
     http_requests: Arc<Semaphore>,
+    change_memory: Arc<ChangeMemory>,
 }
 
 impl Server {
@@ -87,6 +89,7 @@ impl Server {
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
             http_requests: Arc::new(Semaphore::new(config.http_requests)),
+            change_memory: ChangeMemory::new(config.watch_memory, None),
             confiner,
             config,
             host,
@@ -216,6 +219,11 @@ impl Server {
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
+    }
+
+    /// Memory for changes of watched files, shared by all connections.
+    pub(crate) fn change_memory(&self) -> &Arc<ChangeMemory> {
+        &self.0.change_memory
     }
 
     /// Memory for large messages, shared by all websockets.

@@ -178,3 +178,34 @@ fn output_that_cannot_be_written_is_no_panic_and_no_success() {
         assert!(!output.stderr.is_empty(), "{arguments:?}");
     }
 }
+
+/// A closed stream is not `/dev/null`: the output is lost, and the exit code says so, as on a full disk.
+#[test]
+fn output_to_a_closed_stream_is_no_success() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |arguments: &str, closed: &str| {
+        let script = format!("exec \"$0\" {arguments} {closed}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script]).arg(codex().get_program());
+        command.env("CODEX_HOME", home.path()).env_remove("CODEX_EXEC_SERVER_URL");
+        command.output().unwrap().status.code()
+    };
+    for (arguments, code) in [
+        ("run -n -- seq 10", 125),
+        ("run -n --json -- seq 10", 125),
+        ("cat /etc/passwd", 1),
+        ("ls /", 1),
+        ("search root /etc/passwd", 2),
+        ("--help", 1),
+        ("--version", 1),
+    ] {
+        assert_eq!(run(arguments, ">&-"), Some(code), "{arguments}");
+        assert_eq!(run(arguments, ">/dev/full"), Some(code), "{arguments}");
+        // Opened for both directions, as by a supervisor.
+        assert_eq!(run(arguments, "1<>/dev/null 2<>/dev/null"), Some(0), "{arguments}");
+        assert_eq!(run(arguments, "<&- 2>&-"), Some(0), "{arguments}");
+    }
+    assert_eq!(run("run -n -- sh -c 'seq 10 >&2'", "2>&-"), Some(125));
+    // What writes nothing does not fail.
+    assert_eq!(run("run -n -- true", ">&- 2>&-"), Some(0));
+}

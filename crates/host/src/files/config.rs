@@ -18,6 +18,9 @@ pub struct FilesConfig {
     /// Maximum entries in one `fs/readDirectory` response (default: 50,000); a longer listing is
     /// truncated.
     pub max_directory_entries: usize,
+    /// Maximum memory of one `fs/readDirectory` response, estimated, in bytes (default: 24 MiB, enough for
+    /// 50,000 of the longest names in UTF-8 without control characters); a longer listing is truncated.
+    pub max_directory_answer_bytes: usize,
     /// The largest `maxDepth` of `fs/walk` (default: 64).
     pub max_walk_depth: u32,
     /// The largest `maxDirectories` of `fs/walk` (default: 10,000).
@@ -69,6 +72,12 @@ pub struct FilesConfig {
     pub max_watch_debounce: Duration,
     /// Maximum changes in one notification (default: 1,000); more are reported as an overflow.
     pub max_watch_changes: usize,
+    /// Maximum bytes of the changes in one notification, as JSON (default: 256 KiB); more are reported as an
+    /// overflow.
+    pub max_watch_change_bytes: usize,
+    /// Maximum memory of the changes that the watches of a connection (and, in a sandbox, of a helper) have
+    /// seen and not yet reported, in bytes (default: 16 MiB); more are reported as an overflow.
+    pub max_watch_memory: usize,
     /// Maximum paths in one `fs/watchMissing` (default: 256).
     pub max_missing_paths: usize,
     /// How often `fs/watchMissing` checks by itself, for filesystems without notifications (default: 2
@@ -94,6 +103,7 @@ impl Default for FilesConfig {
             max_handle_id_bytes: 32,
             max_block_bytes: 1 << 20,
             max_directory_entries: 50_000,
+            max_directory_answer_bytes: 24 << 20,
             max_walk_depth: 64,
             max_walk_directories: 10_000,
             max_walk_entries: 50_000,
@@ -117,6 +127,8 @@ impl Default for FilesConfig {
             default_watch_debounce: Duration::from_millis(100),
             max_watch_debounce: Duration::from_secs(60),
             max_watch_changes: 1_000,
+            max_watch_change_bytes: 256 << 10,
+            max_watch_memory: 16 << 20,
             max_missing_paths: 256,
             missing_recheck: Duration::from_secs(2),
             max_helpers: 32,

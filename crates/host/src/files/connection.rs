@@ -13,7 +13,7 @@ use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-use codex_exec_server_protocol::files::{FsDone, FsReadFileParams};
+use codex_exec_server_protocol::files::FsDone;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
@@ -115,7 +115,7 @@ impl FileConnection {
     ) -> Self {
         Self(Arc::new(Inner {
             watches: Arc::new(Watches::new(config.max_watches)),
-            executor: Arc::new(Executor::new(config)),
+            executor: Arc::new(Executor::with_changes_in(config, memory.changes())),
             turns: Turns::default(),
             routes: Mutex::default(),
             searches: Mutex::default(),
@@ -224,9 +224,8 @@ impl Inner {
             return Ok(Performed { outcome: outcome?, sent: None, memory });
         }
         let outcome = match &operation {
-            Operation::ReadFile(params) => {
-                let params = params.clone();
-                return self.read_file(&backend, params, turn).await;
+            Operation::ReadFile(_) | Operation::ReadDirectory(_) => {
+                return self.run_in_reserved_memory(&backend, operation, turn).await;
             }
             Operation::Open(params) => {
                 let handle_id = params.handle_id.clone();
@@ -281,21 +280,20 @@ impl Inner {
         Ok(Performed { outcome: outcome?, sent: None, memory })
     }
 
-    /// Reads a whole file. Its size is known only once it is open, so a large file is read after memory
-    /// for it has been reserved.
-    async fn read_file(
+    /// Runs an operation that finds out only by itself how much its response carries: a large one is
+    /// built after memory for it has been reserved.
+    async fn run_in_reserved_memory(
         &self,
         backend: &Backend,
-        params: FsReadFileParams,
+        operation: Operation,
         turn: Turn,
     ) -> Result<Performed, FileError> {
         let turn = Arc::new(turn);
         let (mut room, mut memory) = (SMALL_ANSWER, None);
         loop {
-            let operation = Operation::ReadFile(params.clone());
-            match self.run_within(room, backend, operation, turn.clone()).await {
+            match self.run_within(room, backend, operation.clone(), turn.clone()).await {
                 Err(FileError::NeedsMemory { bytes }) => {
-                    // The file may grow meanwhile, and files of /proc report no size.
+                    // It may grow meanwhile, and files of /proc report no size.
                     room = bytes.saturating_add(bytes / 8).max(2 * room);
                     drop(memory.take());
                     memory = Some(self.memory.reserve(room).await);

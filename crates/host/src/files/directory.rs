@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 use super::resolve::{self, DIRECTORY, LISTING, Links, Resolver, bytes_path, file_type};
-use super::{Cancel, FileError};
+use super::{Cancel, FileError, FilesConfig};
 
 /// Buffer for names read from the kernel, in bytes.
 const LISTING_BUFFER: usize = 32 << 10;
@@ -74,43 +74,66 @@ pub(super) fn kind_of_name(
 /// receiver accepts.
 const MAX_DEAD_LINKS: usize = 10_000;
 
+/// Memory of an entry besides its texts: the entry itself, its allocations, and its member names as JSON.
+const ENTRY_OVERHEAD: u64 = 160;
+
+/// Lists a directory within `room` bytes, as far as `FilesConfig::max_directory_answer_bytes` allows more.
+///
+/// A listing that needs more than `room` is only counted: the error says how much it needs.
 pub(super) fn read_directory(
     params: &FsReadDirectoryParams,
-    limit: usize,
+    config: &FilesConfig,
+    room: u64,
     cancel: &Cancel,
 ) -> Result<FsReadDirectoryResponse, FileError> {
-    let path = &params.path;
+    let (path, limit) = (&params.path, config.max_directory_entries);
     let failed = |errno| FileError::os("read directory", path, errno);
     let flags = LISTING - OFlags::NOFOLLOW;
     let directory =
         rustix::io::retry_on_intr(|| rustix::fs::open(path.as_path(), flags, Mode::empty()))
             .map_err(failed)?;
     let mut answer = FsReadDirectoryResponse::default();
+    let largest = config.max_directory_answer_bytes as u64;
+    let (mut names, mut entries, mut dead_links, mut bytes) = (0_usize, 0, 0, 0);
     let each = |name: &[u8], listed| {
-        if answer.entries.len().is_multiple_of(1024) {
+        names += 1;
+        if names.is_multiple_of(1024) {
             cancel.check()?;
         }
         let text = String::from_utf8_lossy(name);
         let kind = match kind_of_target(directory.as_fd(), name, listed) {
-            Ok(Some(kind)) => kind,
-            Ok(None) if listed == FileType::Symlink => {
-                if answer.dead_links.len() < MAX_DEAD_LINKS.min(limit) {
-                    answer.dead_links.push(text.into_owned());
-                } else {
-                    answer.truncated = true;
-                }
-                return Ok(true);
-            }
-            // A link whose target cannot be inspected is skipped like a dangling one.
-            _ => return Ok(true),
+            Ok(kind) => kind,
+            // A link whose target cannot be inspected is skipped.
+            Err(_) => return Ok(true),
         };
-        if answer.entries.len() == limit {
+        let is_dead_link = kind.is_none();
+        if is_dead_link && listed != FileType::Symlink {
+            return Ok(true);
+        }
+        if is_dead_link && dead_links >= MAX_DEAD_LINKS.min(limit) {
+            answer.truncated = true;
+            return Ok(true);
+        }
+        let is_lossy = matches!(text, std::borrow::Cow::Owned(_)) && !is_dead_link;
+        let uri = if is_lossy { path.encoded_len() + 1 + 3 * name.len() } else { 0 };
+        let cost = ENTRY_OVERHEAD + (json_len(&text) + uri) as u64;
+        if (!is_dead_link && entries == limit) || bytes + cost > largest {
             answer.truncated = true;
             return Ok(false);
         }
-        let lossy = matches!(text, std::borrow::Cow::Owned(_));
+        bytes += cost;
+        *if is_dead_link { &mut dead_links } else { &mut entries } += 1;
+        if bytes > room {
+            // What does not fit is not kept.
+            answer = FsReadDirectoryResponse::default();
+            return Ok(true);
+        }
+        let Some(kind) = kind else {
+            answer.dead_links.push(text.into_owned());
+            return Ok(true);
+        };
         answer.entries.push(FsReadDirectoryEntry {
-            file_name_uri: lossy.then(|| join(path, name)).transpose()?,
+            file_name_uri: is_lossy.then(|| join(path, name)).transpose()?,
             file_name: text.into_owned(),
             is_directory: kind == FileType::Directory,
             is_file: kind == FileType::RegularFile,
@@ -118,9 +141,27 @@ pub(super) fn read_directory(
         Ok(true)
     };
     for_each_name(directory.as_fd(), each, failed)?;
+    if bytes > room {
+        return Err(FileError::NeedsMemory { bytes });
+    }
     answer.entries.sort_unstable_by(|a, b| a.file_name.cmp(&b.file_name));
     answer.dead_links.sort_unstable();
     Ok(answer)
+}
+
+/// The length of a text as JSON, rounded up.
+fn json_len(text: &str) -> usize {
+    text.bytes()
+        .map(|byte| {
+            if byte < 0x20 {
+                6
+            } else if matches!(byte, b'"' | b'\\') {
+                2
+            } else {
+                1
+            }
+        })
+        .sum()
 }
 
 pub(super) fn join(directory: &PathUri, name: &[u8]) -> Result<PathUri, FileError> {

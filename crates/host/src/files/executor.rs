@@ -9,8 +9,8 @@ use super::cached_paths::CachedPaths;
 use super::handles::Handles;
 use super::resolve::Resolver;
 use super::{
-    Cancel, Event, FileError, FileRequest, FilesConfig, Operation, Outcome, content, copy,
-    directory, glob, metadata, missing, names, remove, search, walk, watch,
+    Cancel, ChangeMemory, Event, FileError, FileRequest, FilesConfig, Operation, Outcome, content,
+    copy, directory, glob, metadata, missing, names, remove, search, walk, watch,
 };
 
 /// Runs operations in this process and holds the handles of one connection. Dropping it closes them and
@@ -21,13 +21,24 @@ pub struct Executor {
     resolver: Resolver,
     handles: Handles,
     cached_paths: CachedPaths,
+    changes: Arc<ChangeMemory>,
 }
 
 impl Executor {
     /// An executor without open handles.
     pub fn new(config: Arc<FilesConfig>) -> Self {
-        let resolver = Resolver::new(config.use_openat2);
-        Self { config, resolver, handles: Handles::default(), cached_paths: CachedPaths::default() }
+        Self::with_changes_in(config, None)
+    }
+
+    /// Like [`new`](Self::new); the changes that its watches hold are also within `changes`.
+    pub fn with_changes_in(config: Arc<FilesConfig>, changes: Option<Arc<ChangeMemory>>) -> Self {
+        Self {
+            resolver: Resolver::new(config.use_openat2),
+            handles: Handles::default(),
+            cached_paths: CachedPaths::default(),
+            changes: ChangeMemory::new(config.max_watch_memory, changes),
+            config,
+        }
     }
 
     /// Runs one operation to completion. Blocks, and needs no runtime.
@@ -46,7 +57,7 @@ impl Executor {
     }
 
     /// Like [`execute`](Self::execute), but fails with [`FileError::NeedsMemory`] if the outcome would
-    /// carry more than `room` bytes of a file, whose size is unknown before it is opened.
+    /// carry more than `room` bytes of a file or of a directory, whose size is unknown before it is read.
     pub fn execute_within(
         &self,
         room: u64,
@@ -60,6 +71,7 @@ impl Executor {
             config: &self.config,
             resolver: self.resolver,
             handles: &self.handles,
+            changes: &self.changes,
             room,
             cancel,
             emit,
@@ -95,6 +107,7 @@ pub(super) struct OperationContext<'a> {
     config: &'a FilesConfig,
     resolver: Resolver,
     handles: &'a Handles,
+    changes: &'a Arc<ChangeMemory>,
     /// See [`Executor::execute_within`].
     room: u64,
     cancel: &'a Cancel,
@@ -138,7 +151,7 @@ perform! {
     FsGetMetadataParams: |context, params| metadata::get_metadata(context.resolver, params);
     FsCanonicalizeParams: |_at, params| metadata::canonicalize(params);
     FsReadDirectoryParams: |context, params| {
-        directory::read_directory(params, context.config.max_directory_entries, context.cancel)
+        directory::read_directory(params, context.config, context.room, context.cancel)
     };
     FsWalkParams: |context, params| walk::walk(context.resolver, params, context.config, context.cancel);
     FsRemoveParams: |context, params| remove::remove(context.resolver, params, context.cancel).map(done);
@@ -150,7 +163,9 @@ perform! {
         search::search(context.resolver, params, context.config, context.cancel, context.emit)
     };
     FsGlobParams: |context, params| glob::glob(context.resolver, params, context.config, context.cancel);
-    FsWatchParams: |context, params| watch::watch(params, context.config, context.cancel, context.emit).map(done);
+    FsWatchParams: |context, params| {
+        watch::watch(params, context.config, context.changes, context.cancel, context.emit).map(done)
+    };
     FsWatchMissingParams: |context, params| {
         missing::watch_missing(params, context.config, context.cancel, context.emit)
             .map(|()| FsWatchMissingResponse { watching: false })

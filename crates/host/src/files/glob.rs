@@ -38,7 +38,7 @@ pub(super) fn glob(
         let found = match scanned {
             Scanned::Entry(found) => found,
             Scanned::Failed(error) => {
-                scan::record_error(&mut answer.errors, error, config);
+                scan::record_error(&mut answer.errors, error, config, &mut budget);
                 return ControlFlow::Continue(());
             }
         };

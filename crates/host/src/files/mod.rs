@@ -11,6 +11,7 @@
 
 mod cached_paths;
 mod cancel;
+mod change_memory;
 mod config;
 mod connection;
 mod content;
@@ -41,6 +42,7 @@ mod watch;
 mod watches;
 
 pub use cancel::Cancel;
+pub use change_memory::{ChangeMemory, ChangeShare};
 pub use config::FilesConfig;
 pub use connection::{Answer, Backend, EventSink, FileConnection};
 pub use error::FileError;

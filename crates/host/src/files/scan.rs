@@ -313,13 +313,16 @@ impl ResponseBudget {
     }
 }
 
-/// Records an error, up to the maximum.
+/// Records an error, up to the maximum and as long as there is space in the response.
 pub(super) fn record_error(
     errors: &mut Vec<FsPathError>,
     error: FsPathError,
     config: &FilesConfig,
+    budget: &mut ResponseBudget,
 ) {
-    if errors.len() < config.max_scan_errors {
+    let bytes = error.path.encoded_len() + error.message.len() + 64;
+    // Their values are set aside.
+    if errors.len() < config.max_scan_errors && budget.take(bytes, 0) {
         errors.push(error);
     }
 }

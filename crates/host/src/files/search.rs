@@ -69,7 +69,7 @@ pub(super) fn search(
         let entry = match scanned {
             Scanned::Entry(entry) => entry,
             Scanned::Failed(error) => {
-                scan::record_error(&mut results.answer.errors, error, config);
+                results.error(error);
                 return ControlFlow::Continue(());
             }
         };
@@ -82,7 +82,7 @@ pub(super) fn search(
                 search_file(&mut searcher, &matcher, &file, path, &limits, cancel, &mut results)?;
             }
             Ok(_) => {}
-            Err(error) => scan::record_error(&mut results.answer.errors, error, config),
+            Err(error) => results.error(error),
         }
         let sent = results.send_if_due();
         results.answer.cancelled |= sent.is_break();
@@ -185,11 +185,7 @@ fn search_file(
     if let Err(Failed(message)) = done
         && !cancel.is_cancelled()
     {
-        scan::record_error(
-            &mut results.answer.errors,
-            FsPathError { path, message },
-            results.config,
-        );
+        results.error(FsPathError { path, message });
     }
     match stop {
         None if cancel.is_cancelled() => {
@@ -390,6 +386,10 @@ impl Results<'_> {
             self.batch_since.get_or_insert_with(Instant::now);
         }
         true
+    }
+
+    fn error(&mut self, error: FsPathError) {
+        scan::record_error(&mut self.answer.errors, error, self.config, &mut self.budget);
     }
 
     fn send_if_due(&mut self) -> ControlFlow<()> {

@@ -1,7 +1,7 @@
 //! Watches a file or a tree and reports changes in batches: `fs/watch`.
 //!
-//! Invariant: no change is lost silently. If the kernel, the queue or a batch overflows, the
-//! notification says `overflow`; a watch that cannot continue says why in `ended`. The content that a
+//! Invariant: no change is lost silently, and none is held outside of the [`ChangeMemory`]. If the kernel,
+//! that memory or a batch overflows, the notification says `overflow`; a watch that cannot continue says why in `ended`. The content that a
 //! new directory had before it was watched is found by listing it. Unreadable subdirectories are
 //! skipped, as in a walk; the rest of the tree is still watched.
 
@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use codex_exec_server_protocol::PathUri;
@@ -20,10 +20,14 @@ use codex_exec_server_protocol::files::{
 use notify::event::{AccessKind, AccessMode, CreateKind, ModifyKind, RenameMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
-use super::{Cancel, Event, FileError, FileNotification, FilesConfig, Outcome};
+use super::{
+    Cancel, ChangeMemory, ChangeShare, Event, FileError, FileNotification, FilesConfig, Outcome,
+};
 
-/// Capacity of the event queue; more events are an overflow.
-const QUEUE: usize = 8192;
+/// Memory of an event of the kernel, or of a change, besides its path.
+const OVERHEAD: usize = 256;
+/// JSON overhead of a change: braces, member names, kind, comma; rounded up.
+const JSON_OVERHEAD: usize = 40;
 /// A shorter delay would report each write of a save separately, and leave no time for new watches.
 const MIN_DEBOUNCE: Duration = Duration::from_millis(10);
 
@@ -31,6 +35,7 @@ const MIN_DEBOUNCE: Duration = Duration::from_millis(10);
 pub(super) fn watch(
     params: &FsWatchParams,
     config: &FilesConfig,
+    memory: &Arc<ChangeMemory>,
     cancel: &Cancel,
     emit: &dyn Fn(Event) -> ControlFlow<()>,
 ) -> Result<(), FileError> {
@@ -42,11 +47,11 @@ pub(super) fn watch(
         return Err(FileError::out_of_range("debounceMs", debounce.as_millis() as u64, allowed));
     }
     let target = Target::of(&params.path, params.recursive)?;
-    let mut source = Source::open(&target, &params.path, cancel)?;
+    let mut source = Source::open(&target, &params.path, memory, cancel)?;
     if emit(Event::Started(Outcome::Watch(FsDone {}))).is_break() {
         return Ok(());
     }
-    let mut batch = Batch::new(target, params.watch_id, config);
+    let mut batch = Batch::new(target, params.watch_id, config, memory);
     batch.run(&mut source, debounce.max(MIN_DEBOUNCE), cancel, emit);
     Ok(())
 }
@@ -87,7 +92,7 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// Events of the kernel, in a bounded queue.
+/// Events of the kernel, in a queue that is bounded by the memory for changes.
 struct Source {
     events: Receiver<Message>,
     overflow: Arc<AtomicBool>,
@@ -99,20 +104,26 @@ struct Source {
 }
 
 enum Message {
-    Event(notify::Result<notify::Event>),
+    Event(notify::Result<notify::Event>, ChangeShare),
     Stop,
 }
 
 impl Source {
-    fn open(target: &Target, path: &PathUri, cancel: &Cancel) -> Result<Self, FileError> {
-        let (sender, events) = sync_channel(QUEUE);
+    fn open(
+        target: &Target,
+        path: &PathUri,
+        memory: &Arc<ChangeMemory>,
+        cancel: &Cancel,
+    ) -> Result<Self, FileError> {
+        let (sender, events) = channel();
         let overflow = Arc::new(AtomicBool::new(false));
         let mut watcher = {
-            let (sender, overflow) = (sender.clone(), overflow.clone());
-            watcher(move |event| {
-                if sender.try_send(Message::Event(event)).is_err() {
-                    overflow.store(true, Ordering::Release);
-                }
+            let (sender, overflow, memory) = (sender.clone(), overflow.clone(), memory.clone());
+            watcher(move |event| match memory.take(event_bytes(&event)) {
+                Some(share) => drop(sender.send(Message::Event(event, share))),
+                // If the queue is empty, the memory is with others, and this wakes the receiver.
+                None if !overflow.swap(true, Ordering::AcqRel) => drop(sender.send(Message::Stop)),
+                None => {}
             })
         }
         .map_err(|error| notify_error(path, &error))?;
@@ -187,9 +198,14 @@ pub(super) fn is_missing(error: &notify::Error) -> bool {
     }
 }
 
-fn stop_on_cancel(cancel: &Cancel, sender: SyncSender<Message>) {
-    // A full queue wakes the receiver too, which then checks the token.
-    cancel.on_cancel(move || drop(sender.try_send(Message::Stop)));
+fn stop_on_cancel(cancel: &Cancel, sender: Sender<Message>) {
+    cancel.on_cancel(move || drop(sender.send(Message::Stop)));
+}
+
+/// Memory of an event, estimated.
+fn event_bytes(event: &notify::Result<notify::Event>) -> usize {
+    let paths = event.as_ref().map_or(&[][..], |event| &event.paths);
+    OVERHEAD + paths.iter().map(|path| path.as_os_str().len()).sum::<usize>()
 }
 
 /// A watcher that does not follow links below the watched path.
@@ -224,25 +240,41 @@ struct Batch<'a> {
     config: &'a FilesConfig,
     watch_id: i64,
     changes: BTreeMap<PathUri, FsChangeKind>,
+    /// Bytes of `changes` as JSON.
+    change_bytes: usize,
+    /// What all of this takes.
+    memory: &'a Arc<ChangeMemory>,
+    share: ChangeShare,
     overflow: bool,
     ended: Option<String>,
     /// New directories, to list now and once more when they are surely watched.
     new_directories: Vec<(PathBuf, bool)>,
     /// What the first listing has reported.
     reported: HashSet<PathUri>,
+    /// What `new_directories` and `reported` take since that listing.
+    listed: ChangeShare,
 }
 
 impl<'a> Batch<'a> {
-    fn new(target: Target, watch_id: i64, config: &'a FilesConfig) -> Self {
+    fn new(
+        target: Target,
+        watch_id: i64,
+        config: &'a FilesConfig,
+        memory: &'a Arc<ChangeMemory>,
+    ) -> Self {
         Self {
             target,
             config,
             watch_id,
             changes: BTreeMap::new(),
+            change_bytes: 0,
+            memory,
+            share: ChangeShare::none(memory),
             overflow: false,
             ended: None,
             new_directories: Vec::new(),
             reported: HashSet::new(),
+            listed: ChangeShare::none(memory),
         }
     }
 
@@ -265,7 +297,11 @@ impl<'a> Batch<'a> {
                 return;
             }
             match message {
-                Ok(Message::Event(event)) => self.record(event),
+                Ok(Message::Event(event, share)) => {
+                    // Most of what is recorded is this event's.
+                    drop(share);
+                    self.record(event);
+                }
                 Ok(Message::Stop) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.ended = Some("the system ended the watch".into());
@@ -334,7 +370,11 @@ impl<'a> Batch<'a> {
                 && event.kind != EventKind::Create(CreateKind::File)
                 && std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
             {
-                self.new_directories.push((path.clone(), false));
+                if self.share.grow(path.as_os_str().len() + OVERHEAD) {
+                    self.new_directories.push((path.clone(), false));
+                } else {
+                    self.overflow = true;
+                }
             }
             self.change(&path, kind);
         }
@@ -345,19 +385,26 @@ impl<'a> Batch<'a> {
             return;
         }
         let Ok(path) = PathUri::try_from(path) else { return };
-        if self.changes.len() >= self.config.max_watch_changes && !self.changes.contains_key(&path)
+        if let Some(before) = self.changes.get_mut(&path) {
+            *before = merge(*before, kind);
+            return;
+        }
+        let bytes = self.change_bytes + path.encoded_len() + JSON_OVERHEAD;
+        if self.changes.len() >= self.config.max_watch_changes
+            || bytes > self.config.max_watch_change_bytes
+            || !self.share.grow(path.as_bytes().len() + OVERHEAD)
         {
             self.overflow = true;
             return;
         }
-        self.changes
-            .entry(path)
-            .and_modify(|before| *before = merge(*before, kind))
-            .or_insert(kind);
+        self.change_bytes = bytes;
+        self.changes.insert(path, kind);
     }
 
     fn look_into_new_directories(&mut self, source: &mut Source, cancel: &Cancel) {
         let mut left = self.config.max_watch_changes;
+        // What the listings keep until the next one.
+        let mut share = ChangeShare::none(self.memory);
         let mut again = Vec::new();
         let mut reported = HashSet::new();
         for (directory, seen) in std::mem::take(&mut self.new_directories) {
@@ -389,6 +436,10 @@ impl<'a> Batch<'a> {
                     }
                     left -= 1;
                     let path = entry.path();
+                    if !share.grow(2 * (path.as_os_str().len() + OVERHEAD)) {
+                        self.overflow = true;
+                        break;
+                    }
                     if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                         below.push(path.clone());
                     }
@@ -399,12 +450,15 @@ impl<'a> Batch<'a> {
                     reported.insert(uri);
                 }
             }
-            if !seen {
+            if !seen && share.grow(directory.as_os_str().len() + OVERHEAD) {
                 again.push((directory, true));
+            } else if !seen {
+                self.overflow = true;
             }
         }
         self.new_directories = again;
         self.reported = reported;
+        self.listed = share;
     }
 
     fn add(&mut self, directory: &Path, source: &mut Source, cancel: &Cancel) {
@@ -426,7 +480,11 @@ impl<'a> Batch<'a> {
         let overflow = std::mem::take(&mut self.overflow);
         let watch_id = self.watch_id;
         let changed = FsChangedNotification { watch_id, changes, overflow, ended };
-        emit(Event::Notify(FileNotification::Changed(changed)))?;
+        self.change_bytes = 0;
+        let sent = emit(Event::Notify(FileNotification::Changed(changed)));
+        // Held while the notification waits for its turn.
+        self.share = ChangeShare::none(self.memory);
+        sent?;
         if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }

@@ -13,8 +13,11 @@ use tokio::task::JoinHandle;
 
 use super::{Cancel, Event, EventSink, FileError, Outcome};
 
-/// Capacity of the channel between a running operation and its connection.
+/// Capacity of the channel between a running search and its connection.
 pub(super) const EVENTS: usize = 8;
+
+/// Capacity of the channel between a watch and its connection: more wait with the watch, which merges them.
+const WATCH_EVENTS: usize = 1;
 
 /// The two kinds of watches have separate ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +67,7 @@ impl Watches {
         let cancel = Cancel::new();
         let mut reserved = self.reserve(id, &cancel)?;
         let cancel_if_dropped = cancel.drop_guard();
-        let (events, mut incoming) = mpsc::channel(EVENTS);
+        let (events, mut incoming) = mpsc::channel(WATCH_EVENTS);
         let ended = run(cancel, events);
         let Some(Event::Started(outcome)) = incoming.recv().await else {
             // It failed before it started.

@@ -83,7 +83,12 @@ fn sandbox_member(sandbox: Option<&SandboxContext>, out: &mut Vec<u8>) {
 
 impl Encode for FsReadDirectoryResponse {
     fn size_hint(&self) -> usize {
-        64 + 96 * self.entries.len()
+        let uri = |entry: &FsReadDirectoryEntry| {
+            entry.file_name_uri.as_ref().map_or(0, |path| 24 + path.encoded_len())
+        };
+        let entries = self.entries.iter().map(|entry| 64 + entry.file_name.len() + uri(entry));
+        let dead_links = self.dead_links.iter().map(|name| 8 + name.len());
+        64 + entries.chain(dead_links).sum::<usize>()
     }
 }
 

@@ -139,46 +139,51 @@ impl Server {
     /// Reconnects whenever its connection ends.
     async fn hostile(self, kind: Hostile) {
         loop {
-            let mut socket = self.connect();
-            let ask = |len: usize| frame(1, true, format!("get {len}").as_bytes());
-            let mut upload = frame(1, true, &[b'u'; 70_000]);
-            // The length of a frame that is much longer than what follows.
-            upload[1] = 0x80 | 127;
-            upload[2..10].copy_from_slice(&(LONGEST as u64).to_be_bytes());
-            let _ = match kind {
-                Hostile::Unread | Hostile::LittleUnread => {
-                    let len = if kind == Hostile::Unread { LONGEST - 1 } else { LITTLE.start };
-                    for _ in 0..3 {
-                        let _ = socket.write_all(&ask(len)).await;
-                    }
-                    while socket.write_all(&frame(9, true, b"alive")).await.is_ok() {
-                        sleep(Duration::from_secs(5)).await;
-                    }
-                    Ok(())
-                }
-                Hostile::TricklingOut => {
-                    let _ = socket.write_all(&ask(LONGEST - 1)).await;
-                    let mut some = [0; 8 << 10];
-                    while socket.read(&mut some).await.is_ok_and(|len| len > 0) {
-                        sleep(Duration::from_secs(1)).await;
-                    }
-                    Ok(())
-                }
-                Hostile::Stalled => {
-                    let _ = socket.write_all(&upload).await;
-                    socket.read_u8().await.map(drop)
-                }
-                Hostile::TricklingIn => {
-                    let _ = socket.write_all(&upload).await;
-                    while socket.write_all(&[b'u'; 70_000]).await.is_ok() {
-                        sleep(Duration::from_secs(7)).await;
-                    }
-                    Ok(())
-                }
-            };
+            self.clone().hostile_once(kind).await;
             // Not at once, so that time can pass.
             sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Ends with its connection.
+    async fn hostile_once(self, kind: Hostile) {
+        let mut socket = self.connect();
+        let ask = |len: usize| frame(1, true, format!("get {len}").as_bytes());
+        let mut upload = frame(1, true, &[b'u'; 70_000]);
+        // The length of a frame that is much longer than what follows.
+        upload[1] = 0x80 | 127;
+        upload[2..10].copy_from_slice(&(LONGEST as u64).to_be_bytes());
+        let _ = match kind {
+            Hostile::Unread | Hostile::LittleUnread => {
+                let len = if kind == Hostile::Unread { LONGEST - 1 } else { LITTLE.start };
+                for _ in 0..3 {
+                    let _ = socket.write_all(&ask(len)).await;
+                }
+                while socket.write_all(&frame(9, true, b"alive")).await.is_ok() {
+                    sleep(Duration::from_secs(5)).await;
+                }
+                Ok(())
+            }
+            Hostile::TricklingOut => {
+                let _ = socket.write_all(&ask(LONGEST - 1)).await;
+                let mut some = [0; 8 << 10];
+                while socket.read(&mut some).await.is_ok_and(|len| len > 0) {
+                    sleep(Duration::from_secs(1)).await;
+                }
+                Ok(())
+            }
+            Hostile::Stalled => {
+                let _ = socket.write_all(&upload).await;
+                socket.read_u8().await.map(drop)
+            }
+            Hostile::TricklingIn => {
+                let _ = socket.write_all(&upload).await;
+                while socket.write_all(&[b'u'; 70_000]).await.is_ok() {
+                    sleep(Duration::from_secs(7)).await;
+                }
+                Ok(())
+            }
+        };
     }
 
     fn client(&self) -> WebSocketStream<DuplexStream> {
@@ -317,6 +322,82 @@ async fn every_honest_request_completes_despite_hostile_clients() {
             });
         }
         timeout(Duration::from_secs(1800), honest.join_all()).await.expect("all are answered");
+        server.assert_bound();
+    }
+}
+
+/// Receives or sends one message of `len` bytes at a sixtieth of it per second, in small steps.
+/// Returns whether all of it passed.
+async fn slow(server: Server, request: Request, mut random: Random) -> bool {
+    let mut socket = server.connect();
+    let (ask, len) = match request {
+        Request::Get(len) => (format!("get {len}"), len),
+        Request::Put(len) => ("u".repeat(len), len),
+    };
+    let message = frame(1, true, ask.as_bytes());
+    let mut left = len;
+    if let Request::Get(_) = request {
+        socket.write_all(&message).await.unwrap();
+        // The header of the answer; its length has eight bytes, or two.
+        let mut header = [0; 10];
+        socket.read_exact(&mut header).await.unwrap();
+    } else {
+        socket.write_all(&message[..14]).await.unwrap();
+    }
+    while left > 0 {
+        let millis = 50 + random.below(900);
+        sleep(Duration::from_millis(millis as u64)).await;
+        let part = (len * millis / 60_000 + 1).min(left);
+        let passed = match request {
+            Request::Get(_) => socket.read_exact(&mut vec![0; part]).await.map(drop),
+            Request::Put(_) => socket.write_all(&vec![b'u'; part]).await,
+        };
+        if passed.is_err() {
+            return false;
+        }
+        left -= part;
+    }
+    match request {
+        Request::Get(_) => true,
+        Request::Put(_) => socket.read_exact(&mut [0; 4]).await.is_ok(),
+    }
+}
+
+/// Any number of connections that move nothing delay a large request by no more than the documented time,
+/// and cost a client that moves a sixtieth per second nothing.
+#[tokio::test(start_paused = true)]
+async fn stalled_connections_delay_others_by_a_bounded_time() {
+    let mut random = Random(seed());
+    // Of the largest messages two fit.
+    let slots = 2;
+    for round in 0..24 {
+        let server = Server::new();
+        let is_put = round % 2 == 0;
+        let request = |len| if is_put { Request::Put(len) } else { Request::Get(len) };
+        let slow_clients = random.below(2);
+        let stalled = random.below(90);
+        let mut honest = JoinSet::new();
+        for _ in 0..slow_clients {
+            let slow = slow(server.clone(), request(LONGEST - 1), Random(random.0 ^ 1));
+            honest.spawn(slow);
+        }
+        sleep(Duration::from_secs(random.below(20) as u64)).await;
+        let kind = if is_put { Hostile::Stalled } else { Hostile::Unread };
+        let mut hostile = JoinSet::new();
+        for _ in 0..stalled {
+            hostile.spawn(server.clone().hostile_once(kind));
+        }
+        sleep(Duration::from_millis(100)).await;
+        let began = Instant::now();
+        let mut client = server.client();
+        assert!(ask(&mut client, request(LONGEST / 2)).await, "lost its connection");
+        let rounds = stalled.div_ceil(slots - slow_clients);
+        // Each has moved a sixtieth of its message into the buffers of its socket, worth a second.
+        let bound = Duration::from_secs(20) + Duration::from_millis(2500) * rounds as u32;
+        let waited = began.elapsed();
+        assert!(waited <= bound, "{stalled} stalled, {slow_clients} slow: {waited:?} > {bound:?}");
+        let slow = timeout(Duration::from_secs(1800), honest.join_all()).await;
+        assert!(slow.expect("ends").iter().all(|passed| *passed), "a slow client was revoked");
         server.assert_bound();
     }
 }

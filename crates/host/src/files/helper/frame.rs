@@ -22,6 +22,8 @@ pub(super) const MAX_HEAD: usize = 128 << 20;
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 /// Events of one operation that the helper may send before the server has acknowledged the first.
 pub(super) const WINDOW: usize = 16;
+/// The same for a watch, whose events may be large.
+pub(super) const WATCH_WINDOW: usize = 2;
 
 /// Messages to the helper.
 #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]

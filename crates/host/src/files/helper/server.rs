@@ -14,7 +14,7 @@ use std::thread::Scope;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{self, Frame, Reply, Request, WINDOW};
+use super::frame::{self, Frame, Reply, Request, WATCH_WINDOW, WINDOW};
 use crate::files::{Cancel, Event, Executor, FileError, FilesConfig, Operation};
 
 /// Threads that may wait for their turn to read.
@@ -124,7 +124,7 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
         let end = loop {
             match frame::read(&mut input.from) {
                 Ok(Some(Request::Run { id, room, operation })) => {
-                    if let Some(running) = self.begin(id) {
+                    if let Some(running) = self.begin(id, &operation) {
                         return Some(Call { id, room, operation, running });
                     }
                 }
@@ -148,10 +148,11 @@ impl<R: Read + Send, W: Write + Send> Helper<R, W> {
     }
 
     /// `None` if the server exceeds the limit; replies with an error.
-    fn begin(&self, id: u64) -> Option<Arc<Running>> {
+    fn begin(&self, id: u64, operation: &Operation) -> Option<Arc<Running>> {
         let running = Arc::new(Running {
             cancel: Cancel::new(),
-            window: Mutex::new(WINDOW),
+            // Changes wait with their watch, which merges them.
+            window: Mutex::new(if operation.is_watch() { WATCH_WINDOW } else { WINDOW }),
             credit_added: Condvar::new(),
         });
         let refused = {

@@ -1,5 +1,6 @@
 //! Memory for large responses: reserved before they are built, and freed afterwards.
 
+use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -100,7 +101,62 @@ proptest! {
     }
 }
 
-/// Blocks, listings and searches reserve their maximum in advance.
+/// A directory of `count` names below a long path; without UTF-8, each entry carries that path.
+fn listing(f: &Fixture, depth: usize, byte: u8, count: usize) -> PathUri {
+    let mut path = f.root.clone();
+    for _ in 0..depth {
+        path.push(std::ffi::OsStr::from_bytes(&[byte; 200]));
+    }
+    std::fs::create_dir_all(&path).unwrap();
+    for at in 0..count {
+        let name = [&[byte; 200][..], at.to_string().as_bytes()].concat();
+        std::fs::File::create(path.join(std::ffi::OsStr::from_bytes(&name))).unwrap();
+    }
+    uri(&path)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever a directory holds: its listing, as values and as a message, fits the reserved memory,
+    /// which has a limit, and is complete unless it says otherwise.
+    #[test]
+    fn listing_never_exceeds_its_reserved_memory(
+        depth in 0usize..15,
+        byte in prop::sample::select(vec![b'a', 0x01, b'"', 0xff]),
+        count in 0usize..400,
+        limit in prop::sample::select(vec![400usize << 10, 24 << 20]),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let f = Fixture::new();
+            let path = listing(&f, depth, byte, count);
+            let left = Arc::new(Semaphore::new(64 << 20));
+            let memory = Arc::new(Memory { left, given: AtomicU64::new(0), grows: Vec::new() });
+            let (sink, _none) = mpsc::channel(1);
+            let mut config = FilesConfig::default();
+            config.max_directory_answer_bytes = limit;
+            let connection = FileConnection::new(Arc::new(config), Arc::new(sink), memory.clone());
+            let mut answer =
+                connection.call(Backend::Here, FsReadDirectoryParams::new(path)).await.unwrap();
+            let given = memory.given.load(Ordering::SeqCst);
+            prop_assert_eq!(answer.take_memory().is_some(), given > 0);
+            prop_assert!(given <= 2 * limit as u64);
+            let carried = serde_json::to_vec(&*answer).unwrap().len() as u64;
+            prop_assert!(carried <= given.max(SMALL_ANSWER), "{} of {}", carried, given);
+            let values: usize = answer.entries.iter().map(|entry| {
+                let path = entry.file_name_uri.as_ref().map_or(0, |path| path.as_bytes().len());
+                size_of::<FsReadDirectoryEntry>() + entry.file_name.len() + path
+            }).sum();
+            prop_assert!(values as u64 <= given.max(SMALL_ANSWER), "{} of {}", values, given);
+            let listed = answer.entries.len();
+            prop_assert_eq!(answer.truncated, listed < count);
+            Ok(())
+        })?;
+    }
+}
+
+/// Blocks and searches reserve their maximum in advance.
 #[tokio::test]
 async fn memory_of_known_size_is_reserved_up_front() {
     let f = Fixture::new();
@@ -117,9 +173,6 @@ async fn memory_of_known_size_is_reserved_up_front() {
                 Operation::ReadBlock(params) => {
                     connection.call(Backend::Here, params).await.map(drop)
                 }
-                Operation::ReadDirectory(params) => {
-                    connection.call(Backend::Here, params).await.map(drop)
-                }
                 Operation::Glob(params) => connection.call(Backend::Here, params).await.map(drop),
                 Operation::Search(params) => connection.call(Backend::Here, params).await.map(drop),
                 other => panic!("{other:?}"),
@@ -129,9 +182,8 @@ async fn memory_of_known_size_is_reserved_up_front() {
     let open = FsOpenParams::new("h", path, FsOpenMode::Read);
     connection.call(Backend::Here, open).await.unwrap();
     run(FsReadBlockParams::new("h", 0, SMALL_ANSWER).into()).await.unwrap();
-    let large: [Operation; 4] = [
+    let large: [Operation; 3] = [
         FsReadBlockParams::new("h", 0, SMALL_ANSWER + 1).into(),
-        FsReadDirectoryParams::new(f.path("")).into(),
         FsGlobParams::new(f.path(""), ["*"]).into(),
         FsSearchParams::new(f.path(""), "abc").into(),
     ];

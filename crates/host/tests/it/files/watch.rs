@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use codex_exec_host::files::FileNotification;
+use codex_exec_host::files::{Backend, ChangeMemory, FileConnection, FileNotification};
 use codex_exec_server_protocol::files::*;
+
+use tokio::sync::mpsc;
 
 use super::connection::Client;
 use super::*;
@@ -346,4 +348,72 @@ fn missing_paths_are_watched_where_possible() {
         c.f.file("open/new", "");
         assert_eq!(c.told_missing().await, 2);
     });
+}
+
+/// What the watches of a connection hold for a client that does not read stays within its limit; what they
+/// drop they report as an overflow, and each goes on afterwards.
+#[tokio::test]
+async fn unread_changes_stay_within_the_memory_for_them() {
+    let mut config = FilesConfig::default();
+    (config.max_watch_memory, config.max_watch_change_bytes) = (256 << 10, 16 << 10);
+    let (sink, mut notifications) = mpsc::channel(1);
+    let all = ChangeMemory::new(256 << 10, None);
+    let memory = Arc::new(Changes(all.clone()));
+    let connection = FileConnection::new(Arc::new(config), Arc::new(sink), memory);
+    let f = Fixture::new();
+    let deep = format!("w/{}", vec!["d".repeat(200); 10].join("/"));
+    f.dir(&deep);
+    for id in 0..4 {
+        let watch = FsWatchParams { debounce_ms: Some(20), ..FsWatchParams::new(id, f.path("w")) };
+        connection.call(Backend::Here, watch).await.unwrap();
+    }
+    for at in 0..2000 {
+        f.file(&format!("{deep}/{at}"), "");
+    }
+    // The memory is used up: the kernel's events for the unread notifications fill it.
+    let is_full = || all.take(4 << 10).is_none();
+    while !is_full() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        f.file(&format!("{deep}/more"), "");
+    }
+    let mut overflowed = std::collections::BTreeSet::new();
+    let mut seen = std::collections::BTreeSet::new();
+    f.file("w/last", "");
+    while seen.len() < 4 {
+        let next = tokio::time::timeout(Duration::from_secs(20), notifications.recv()).await;
+        let Some(FileNotification::Changed(changed)) = next.expect("a notification in time") else {
+            panic!("another kind")
+        };
+        assert!(serde_json::to_vec(&changed).unwrap().len() <= (16 << 10) + 100);
+        let is_last = |change: &FsChange| change.path == f.path("w/last");
+        if changed.overflow {
+            overflowed.insert(changed.watch_id);
+            // The client reads the tree again; only what follows must be reported.
+            std::fs::write(f.native("w/last"), "again").unwrap();
+        } else if changed.changes.iter().any(is_last) {
+            seen.insert(changed.watch_id);
+        }
+    }
+    assert!(!overflowed.is_empty());
+    drop(connection);
+    // Everything comes back once the watches have ended.
+    let everything = async {
+        while all.take(256 << 10).is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), everything).await.expect("all of it came back");
+}
+
+/// Memory for changes only.
+struct Changes(Arc<ChangeMemory>);
+
+impl AnswerMemory for Changes {
+    fn reserve(&self, _bytes: u64) -> Pin<Box<dyn Future<Output = Reservation> + Send + '_>> {
+        Box::pin(std::future::ready(Reservation::new(())))
+    }
+
+    fn changes(&self) -> Option<Arc<ChangeMemory>> {
+        Some(self.0.clone())
+    }
 }
