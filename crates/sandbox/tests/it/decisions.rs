@@ -23,7 +23,6 @@ use proptest::prelude::*;
 
 use super::support::{at, glob, managed, minimal, project, root, special};
 
-/// A file system in memory.
 #[derive(Default)]
 pub(crate) struct Tree {
     pub nodes: BTreeMap<PathBuf, Entry>,
@@ -35,7 +34,6 @@ pub(crate) enum Entry {
     Directory,
     /// A directory that may not be entered.
     Closed,
-    /// A directory that may be entered but not listed.
     Unlistable,
     File(&'static str),
     Link(&'static str),
@@ -90,8 +88,8 @@ impl Facts for Tree {
         if matches!(self.nodes.get(path), Some(Entry::Closed | Entry::Unlistable)) {
             return Err(io::Error::from_raw_os_error(libc::EACCES));
         }
-        let below = self.nodes.keys().filter(|known| known.parent() == Some(path));
-        below
+        let all = self.nodes.keys();
+        all.filter(|known| known.parent() == Some(path))
             .map(|known| Ok((known.file_name().unwrap().to_owned(), self.lookup(known)?.kind)))
             .collect()
     }
