@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Args;
+use codex_exec_server::ResourceLimits;
 use codex_exec_server::client::ExecCommand;
 
 use crate::exit::{self, NOT_RUN, print_stderr};
@@ -58,7 +59,7 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         forward_stdin: interactive,
         escapes: interactive,
         json: false,
-        timeout: None,
+        limits: ResourceLimits::default(),
         attached: true,
         keep_on_hangup: true,
         signals: &signals,

@@ -1,5 +1,7 @@
 //! `codex exec-server`: runs the server.
 
+use std::ffi::OsString;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,14 +9,16 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use codex_exec_server::{
-    DEFAULT_LISTEN_URL, ExecServerRuntimePaths, ListenUrl, ServerConfig, WebSocketAuth,
-    run as serve,
+    DEFAULT_LISTEN_URL, EntryConfig, ExecServerRuntimePaths, InheritedSocket, ListenUrl, Listening,
+    OperatorPolicy, ServerConfig, ServiceNotifier, TlsFiles, WebSocketAuth, run as serve,
 };
 
 use codex_exec_server::credentials::finish_renewals;
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
+use crate::limits::ServerLimits;
+use crate::observe::{self, ObserveArgs};
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
@@ -22,8 +26,8 @@ use crate::trim;
 
 /// Serve this machine: run commands and work with files for clients that connect
 ///
-/// Prints its address as the only line on stdout and serves until SIGTERM or SIGINT; then it kills every
-/// process it started and exits with 0.
+/// Prints its address as the only line on stdout (with several, one line each) and serves until SIGTERM or
+/// SIGINT; then it kills every process it started and exits with 0.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -31,21 +35,28 @@ Examples:
   codex exec-server --listen ws://127.0.0.1:4500     listen on this port
   codex exec-server --listen stdio                   serve one connection on stdin and stdout
   ssh host codex exec-server --listen stdio          the same on another machine
+  codex exec-server --listen unix:/run/codex.sock    listen on a Unix socket, for this user and root
   codex exec-server --remote https://registry.example --environment-id env_1
                                                      serve through a rendezvous, from behind NAT
 
-Anyone who can connect can do what the server's user can do. Require a token before you listen on an
-address that other machines can reach:
+Anyone who can connect can do what the server's user can do. An address that other machines can reach needs a
+token or client certificates:
   codex exec-server --listen ws://0.0.0.0:4500 \\
-      --ws-auth capability-token --ws-token-file /run/token")]
+      --ws-auth capability-token --ws-token-file /run/token
+  codex exec-server --listen wss://0.0.0.0:4500 \\
+      --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem
+
+Under systemd the server takes the sockets of a socket unit (Accept=no), and reports when it is ready
+(Type=notify). See docs/operating.md.")]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct ExecServerArgs {
     #[command(subcommand)]
     command: Option<ExecServerCommand>,
 
-    /// Listen on ws://IP:PORT (port 0 picks a free one) or stdio
-    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL, conflicts_with = "remote")]
-    listen: ListenUrl,
+    /// Listen on ws://IP:PORT (port 0 picks a free one), wss://IP:PORT, unix:PATH, vsock:PORT or stdio; can be
+    /// repeated [default: ws://127.0.0.1:0, or the sockets of systemd]
+    #[arg(long, value_name = "URL", conflicts_with = "remote")]
+    listen: Vec<ListenUrl>,
 
     /// Run up to this many requests of one connection at once; requests that only wait do not count
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().concurrent_requests,
@@ -71,7 +82,24 @@ pub(crate) struct ExecServerArgs {
     sandbox_plan_cache: bool,
 
     #[command(flatten)]
+    limits: ServerLimits,
+
+    #[command(flatten)]
+    observe: ObserveArgs,
+
+    #[command(flatten)]
     auth: AuthArgs,
+
+    #[command(flatten)]
+    entry: EntryArgs,
+
+    /// Hold every request to this policy, a TOML file; clients cannot exceed it (see docs/operating.md)
+    #[arg(long, value_name = "PATH", conflicts_with = "read_only")]
+    policy: Option<PathBuf>,
+
+    /// Hold every request to a policy that lets clients read everything and change nothing, without network
+    #[arg(long)]
+    read_only: bool,
 
     #[command(flatten)]
     config: ConfigArgs,
@@ -116,6 +144,61 @@ struct AuthArgs {
     ws_max_clock_skew_seconds: u64,
 }
 
+/// Who gets in, and how many.
+#[derive(Debug, Args)]
+struct EntryArgs {
+    /// Certificate and chain of wss:// listeners, in PEM; read again on SIGHUP
+    #[arg(long, value_name = "PATH", requires = "tls_key", conflicts_with = "remote")]
+    tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, value_name = "PATH", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Require clients to have a certificate from an authority in this PEM file
+    #[arg(long, value_name = "PATH", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Listen beyond this machine without a token or client certificates: anyone who can reach the address
+    /// can run commands
+    #[arg(long)]
+    insecure_open: bool,
+
+    /// Close further connections beyond this many
+    #[arg(long, value_name = "N", default_value_t = EntryConfig::default().connections,
+          value_parser = at_least_one)]
+    max_connections: usize,
+
+    /// Close further connections from one address beyond this many; loopback does not count
+    #[arg(long, value_name = "N", default_value_t = EntryConfig::default().connections_per_address,
+          value_parser = at_least_one)]
+    max_connections_per_address: usize,
+
+    /// Let at most this many connections wait for initialize; older ones make room for new ones
+    #[arg(long, value_name = "N", default_value_t = EntryConfig::default().waiting,
+          value_parser = at_least_one)]
+    max_waiting_connections: usize,
+
+    /// Close a connection that does not send initialize within this time
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    initialize_timeout: Duration,
+}
+
+impl EntryArgs {
+    fn configure(&self, config: &mut EntryConfig) {
+        config.connections = self.max_connections;
+        config.connections_per_address = self.max_connections_per_address;
+        config.waiting = self.max_waiting_connections;
+        config.waiting_per_address = config.waiting_per_address.min(self.max_waiting_connections);
+        config.initialize_timeout = self.initialize_timeout;
+    }
+
+    fn tls(&self) -> Option<TlsFiles> {
+        let (certificate, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
+        Some(TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() })
+    }
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum AuthMode {
     /// The token given by --ws-token-file or --ws-token-sha256
@@ -126,19 +209,36 @@ enum AuthMode {
 
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     keep_freed_memory();
-    let own_files = own_files(args.auth.files());
+    let service = ServiceManager::take();
+    let files = args.auth.files().chain(args.entry.tls_key.as_deref());
+    let own_files = own_files(files.chain(args.observe.files()));
     let auth = args.auth.build()?;
-    if !matches!(auth, WebSocketAuth::Open) {
-        if args.remote.remote.is_some() {
-            anyhow::bail!("--ws-auth cannot be used with --remote; it protects a listener");
-        }
-        if matches!(args.listen, ListenUrl::Stdio) {
-            anyhow::bail!("--ws-auth needs a websocket listener; --listen stdio has none");
-        }
+    if !matches!(auth, WebSocketAuth::Open) && args.remote.remote.is_some() {
+        anyhow::bail!("--ws-auth cannot be used with --remote; it protects a listener");
+    }
+    let mut listening = Listening::default();
+    listening.urls = args.listen;
+    listening.inherited = service.sockets;
+    listening.auth = auth;
+    listening.tls = args.entry.tls();
+    listening.insecure_open = args.entry.insecure_open;
+    if listening.urls.is_empty() && listening.inherited.is_empty() {
+        listening.urls.push(DEFAULT_LISTEN_URL.parse()?);
     }
     args.config.note_ignored();
     let mut config = ServerConfig::default();
+    args.entry.configure(&mut config.entry);
+    config.policy = match &args.policy {
+        Some(file) => Some(OperatorPolicy::from_file(file)?),
+        None => args.read_only.then(OperatorPolicy::read_only),
+    };
     config.own_files = own_files;
+    // What decides about clients is not theirs to change.
+    let decides = [&args.policy, &args.entry.tls_cert, &args.entry.tls_client_ca];
+    let decides = decides.into_iter().flatten().filter_map(|path| std::path::absolute(path).ok());
+    config.own_files.read_only.extend(decides);
+    config.limits = args.limits.config()?;
+    args.observe.configure(&mut config)?;
     config.sandbox_assurance = args.sandbox_assurance;
     config.sandbox_plan_cache = args.sandbox_plan_cache;
     config.sandbox_shares_pids = args.config.shares_pids();
@@ -163,14 +263,19 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     drop(runtime.spawn_blocking(|| ()));
     trim::start();
     runtime.block_on(async {
+        observe::reopen_on_hangup(&config)?;
         let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
-            None if args.remote.remote.is_some() => args.remote.run(config, &paths, None).await,
+            None if args.remote.remote.is_some() => {
+                service.notifier.ready();
+                args.remote.run(config, &paths, None).await
+            }
             None => {
-                let stdin_ends_it =
-                    args.remote.exits_on_stdin_close() && !matches!(args.listen, ListenUrl::Stdio);
+                listening.notifier = service.notifier;
+                let stdin_ends_it = args.remote.exits_on_stdin_close()
+                    && !listening.urls.contains(&ListenUrl::Stdio);
                 let stop = shutdown_signal_or_stdin_end(stdin_ends_it);
-                serve(args.listen, auth, config, &paths, stop).await.map_err(anyhow::Error::from)
+                serve(listening, config, &paths, stop).await.map_err(anyhow::Error::from)
             }
         };
         finish_renewals(RENEWAL_TIMEOUT).await;
@@ -179,6 +284,48 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     // A thread that still reads stdin would block the runtime's shutdown.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+/// What systemd passed to this process.
+struct ServiceManager {
+    sockets: Vec<InheritedSocket>,
+    notifier: ServiceNotifier,
+}
+
+/// The number of the first socket that systemd passes.
+const FIRST_SOCKET: i32 = 3;
+
+impl ServiceManager {
+    /// Takes the sockets of `LISTEN_FDS`, and removes the variables, so that no child takes them for its own.
+    fn take() -> Self {
+        let take = |name| {
+            let value = std::env::var_os(name);
+            // SAFETY: there are no other threads yet.
+            unsafe { std::env::remove_var(name) };
+            value
+        };
+        let number = |value: Option<OsString>| value?.to_str()?.parse::<u32>().ok();
+        let (pid, count) = (number(take("LISTEN_PID")), number(take("LISTEN_FDS")));
+        let names = take("LISTEN_FDNAMES").and_then(|names| names.into_string().ok());
+        let notifier = ServiceNotifier::new(take("NOTIFY_SOCKET"));
+        take("LISTEN_PIDFDID");
+        let count = count.filter(|_| pid == Some(std::process::id())).unwrap_or(0);
+        let mut names = names.as_deref().unwrap_or_default().split(':');
+        let sockets = (FIRST_SOCKET..).take(count as usize).filter_map(|number| {
+            let name = names.next().unwrap_or_default().to_owned();
+            // SAFETY: systemd passed this descriptor to this process, and nothing else has taken it.
+            let socket = unsafe { OwnedFd::from_raw_fd(number) };
+            match rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC) {
+                Ok(()) => Some(InheritedSocket { socket, name }),
+                Err(_) => {
+                    // It is not open, so it must not be closed.
+                    let _ = socket.into_raw_fd();
+                    None
+                }
+            }
+        });
+        Self { sockets: sockets.collect(), notifier }
+    }
 }
 
 /// Makes the allocator keep freed buffers of up to a few megabytes. If it returned them to the kernel,

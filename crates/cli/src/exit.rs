@@ -31,7 +31,7 @@ Exit codes:
   0        success
   1        failure; the message says what to do. search: no match
   2        wrong command line. search: failure
-  124      run: --timeout expired
+  124      run: --timeout or --idle-timeout expired
   125      run, shell, attach, sandbox: codex failed, not the command; run, attach: output was lost
   126 127  run, sandbox: the command cannot be executed, was not found
   128+N    run, shell, attach, sandbox: signal N killed the command, e.g. 130 after Ctrl-C

@@ -14,16 +14,17 @@ use codex_exec_server::client::{
     ConnectionStatus, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
 use codex_exec_server::{
-    ExecServerClient, ExecServerError, ProcessId, ProcessSignal, SignalParams, TerminateParams,
+    EndedBy, ExecServerClient, ExecServerError, ProcessId, ProcessSignal, ResourceLimits,
+    SignalParams, TerminateParams,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
 
 use crate::escapes::{self, Escapes, Typed};
-use crate::exec_server::format_duration;
 use crate::exit::{BROKEN_PIPE, TIMED_OUT, print_stderr};
 use crate::input::Input;
+use crate::limits;
 use crate::output::Sink;
 use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
@@ -39,8 +40,8 @@ pub(crate) struct Foreground<'a> {
     pub escapes: bool,
     /// Print events as JSON, one per line, instead of the output.
     pub json: bool,
-    /// Kill the process after this time.
-    pub timeout: Option<Duration>,
+    /// What the process may use. What its server does not enforce, this program does if it can.
+    pub limits: ResourceLimits,
     /// The process was running before: output that the server had already dropped is reported, but is no
     /// failure.
     pub attached: bool,
@@ -77,6 +78,88 @@ impl Ending {
     }
 }
 
+/// What `forward_output` has seen.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    exited: &'a Cell<Option<(i32, bool)>>,
+    ended_by: &'a Cell<Option<EndedBy>>,
+    lost: &'a Cell<bool>,
+    local: &'a LocalLimits,
+}
+
+/// The limits that this program enforces.
+struct LocalLimits {
+    wall: Option<Duration>,
+    idle: Option<Duration>,
+    active_at: Cell<tokio::time::Instant>,
+    output_left: Cell<Option<u64>>,
+    output_exceeded: tokio::sync::Notify,
+}
+
+impl LocalLimits {
+    /// Those that the server does not enforce.
+    fn new(limits: &ResourceLimits, enforced: bool) -> Self {
+        let duration = |limit: Option<u64>| limit.map(Duration::from_millis);
+        let unless_enforced = |limit: Option<u64>| limit.filter(|_| !enforced);
+        // Without a connection, the user still waits no longer than this.
+        let slack = if enforced { KILL_TIMEOUT } else { Duration::ZERO };
+        Self {
+            wall: duration(limits.wall_ms).map(|wall| wall + slack),
+            idle: duration(unless_enforced(limits.idle_ms)),
+            active_at: Cell::new(tokio::time::Instant::now()),
+            output_left: Cell::new(unless_enforced(limits.output_bytes)),
+            output_exceeded: tokio::sync::Notify::new(),
+        }
+    }
+
+    fn is_active(&self) {
+        self.active_at.set(tokio::time::Instant::now());
+    }
+
+    fn output(&self, bytes: usize) {
+        self.is_active();
+        if let Some(left) = self.output_left.get() {
+            self.output_left.set(left.checked_sub(bytes as u64));
+            if self.output_left.get().is_none() {
+                self.output_exceeded.notify_one();
+            }
+        }
+    }
+
+    /// Resolves once a limit is exceeded.
+    async fn exceeded(&self) -> EndedBy {
+        let wall = async {
+            match self.wall {
+                Some(wall) => tokio::time::sleep(wall).await,
+                None => std::future::pending().await,
+            }
+        };
+        let idle = async {
+            let Some(idle) = self.idle else { return std::future::pending().await };
+            loop {
+                let until = self.active_at.get() + idle;
+                tokio::time::sleep_until(until).await;
+                if self.active_at.get() + idle <= tokio::time::Instant::now() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = wall => EndedBy::Wall,
+            () = idle => EndedBy::Idle,
+            () = self.output_exceeded.notified() => EndedBy::Output,
+        }
+    }
+}
+
+/// The exit code after a limit, if it is not that of the command.
+fn limit_code(by: EndedBy) -> Option<i32> {
+    matches!(by, EndedBy::Wall | EndedBy::Idle).then_some(TIMED_OUT.into())
+}
+
+/// The exit code of a killed command.
+const KILLED: i32 = 128 + 9;
+
 /// Repeats of one signal after which this program kills the process.
 const KILL_AFTER_SIGNALS: u32 = 3;
 /// How long to read a terminal after its process has exited: the rest of the output arrives at once, and
@@ -101,31 +184,34 @@ impl Foreground<'_> {
             Err(error) => return Ending::Failed(error),
         };
         let (exited, ending_signal, lost) = (Cell::new(None), Cell::new(None), Cell::new(false));
+        let enforced = client.capabilities().process_limits;
+        let local = LocalLimits::new(&self.limits, enforced);
+        let ended_by = Cell::new(None);
+        let applied = process.limits().copied();
         let mut sink = Sink::new(self.json);
         let ending = {
-            let mut output = pin!(self.forward_output(events, &mut sink, &exited, &lost));
-            let input = self.forward_input(process.take_stdin(), &client);
+            let seen = Seen { exited: &exited, ended_by: &ended_by, lost: &lost, local: &local };
+            let mut output = pin!(self.forward_output(events, &mut sink, seen));
+            let input = self.forward_input(process.take_stdin(), &client, &local);
             let signals = self.forward_signals(&client, &id, &exited, &ending_signal);
             let connection = self.report_connection(&client);
-            let limit = async {
-                match self.timeout {
-                    Some(limit) => tokio::time::sleep(limit).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 ending = &mut output => ending,
                 ending = input => ending,
                 ending = signals => ending,
                 never = connection => match never {},
-                () = limit => match kill(&client, &id).await {
-                    true => {
+                by = local.exceeded() => {
+                    let killed = kill(&client, &id).await;
+                    if killed {
                         // Print the output up to the kill.
                         let _ = tokio::time::timeout(KILL_TIMEOUT, output).await;
-                        Ending::Stopped(TIMED_OUT.into())
                     }
-                    false => Ending::Abandoned(TIMED_OUT.into()),
+                    ended_by.set(Some(by));
+                    match killed {
+                        true => Ending::Exited { code: KILLED, sandbox_denied: false },
+                        false => Ending::Abandoned(limit_code(by).unwrap_or(KILLED)),
+                    }
                 },
             }
         };
@@ -138,14 +224,17 @@ impl Foreground<'_> {
             (ending, _) => ending,
         };
         let ending = match ending {
-            Ending::Stopped(code)
-                if code != i32::from(TIMED_OUT)
-                    && exited.get().is_none()
-                    && !kill(&client, &id).await =>
-            {
+            Ending::Stopped(code) if exited.get().is_none() && !kill(&client, &id).await => {
                 Ending::Abandoned(code)
             }
             ending => ending,
+        };
+        let limit = ended_by.get().and_then(|by| {
+            Some((limit_code(by), limits::explain(by, &self.limits, applied.as_ref())?))
+        });
+        let ending = match (ending, &limit) {
+            (Ending::Exited { .. }, Some((Some(code), _))) => Ending::Stopped(*code),
+            (ending, _) => ending,
         };
         if self.terminal.is_some() && !matches!(ending, Ending::Exited { .. }) {
             // The next message starts on a new line.
@@ -157,14 +246,8 @@ impl Foreground<'_> {
                 "some of the command's output was lost; the command itself exited with code {code}"
             ));
         }
-        if let Ending::Stopped(code) = ending
-            && code == i32::from(TIMED_OUT)
-        {
-            let limit = self.timeout.unwrap_or_default();
-            print_stderr(format_args!(
-                "killed the command: it ran longer than its --timeout of {}",
-                format_duration(limit)
-            ));
+        if let (Some((_, explanation)), true) = (limit, ending.has_ended()) {
+            print_stderr(format_args!("{explanation}"));
         }
         ending
     }
@@ -174,8 +257,7 @@ impl Foreground<'_> {
         &self,
         mut events: ProcessEvents,
         sink: &mut Sink,
-        exited: &Cell<Option<(i32, bool)>>,
-        lost: &Cell<bool>,
+        Seen { exited, ended_by, lost, local }: Seen<'_>,
     ) -> Ending {
         let mut explained = false;
         let mut before_attach = self.attached;
@@ -205,6 +287,7 @@ impl Foreground<'_> {
             let written = match next {
                 Some(ProcessEvent::Output { stream, bytes }) => {
                     before_attach = false;
+                    local.output(bytes.len());
                     if let Some(terminal) = self.terminal {
                         terminal.watch(&bytes);
                     }
@@ -216,6 +299,7 @@ impl Foreground<'_> {
                 }
                 Some(ProcessEvent::Exited(status)) => {
                     exited.set(Some((status.code, status.sandbox_denied)));
+                    ended_by.set(status.ended_by);
                     sink.exited(status).await
                 }
                 Some(ProcessEvent::Failed(error)) => return Ending::Failed(error.into()),
@@ -242,6 +326,7 @@ impl Foreground<'_> {
         &self,
         stdin: Option<ProcessStdin>,
         client: &ExecServerClient,
+        local: &LocalLimits,
     ) -> Ending {
         let Some(mut stdin) = stdin.filter(|_| self.forward_stdin) else {
             return std::future::pending().await;
@@ -271,6 +356,7 @@ impl Foreground<'_> {
             for typed in typed {
                 match typed {
                     Typed::Keys(keys) => {
+                        local.is_active();
                         if stdin.write_all(&keys).await.is_err() {
                             // Its stdin is closed; `forward_output` reports the exit.
                             return std::future::pending().await;

@@ -83,6 +83,7 @@ fn about(name: &str) -> &'static str {
         "process_close_stdin" => "close a command's input (run < FILE)",
         "process_retain" => "keep as much output as requested (run --detach)",
         "process_retain_until_read" => "keep output until the client has received it",
+        "process_limits" => "limit what a command uses (run --memory, --pids, --timeout …)",
         "session_detach_ttl" => "keep sessions as long as requested (run --detach)",
         "fs_search" => "search files (search)",
         "fs_glob" => "find files by name",

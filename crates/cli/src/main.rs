@@ -17,10 +17,12 @@ mod hosts;
 mod info;
 mod input;
 mod kill;
+mod limits;
 mod logging;
 mod login;
 mod logs;
 mod ls;
+mod observe;
 mod on;
 mod output;
 mod own_files;
@@ -30,6 +32,7 @@ mod ps;
 mod remote;
 mod remote_path;
 mod rendezvous;
+mod replay;
 mod rm;
 mod run;
 mod sandbox;
@@ -68,9 +71,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     Shell(shell::ShellArgs),
     Ps(ps::PsArgs),
+    Replay(replay::ReplayArgs),
     Attach(attach::AttachArgs),
     Logs(logs::LogsArgs),
     Kill(kill::KillArgs),
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Shell(args) => shell::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Kill(args) => kill::run(&args),

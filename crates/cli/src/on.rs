@@ -2,7 +2,9 @@
 //!
 //! Without it, the server runs in this process, so every command works without a server.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -30,9 +32,9 @@ const REGISTRY_VARIABLES: [&str; 2] =
 /// The flags that choose a server.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OnArgs {
-    /// Work on this server: ws://HOST:PORT, wss://HOST, stdio:COMMAND (a command that speaks the
-    /// protocol over stdin and stdout) or env:ID (an environment behind a rendezvous) [default: this
-    /// machine, without a server]
+    /// Work on this server: ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND (a
+    /// command that speaks the protocol over stdin and stdout) or env:ID (an environment behind a
+    /// rendezvous) [default: this machine, without a server]
     #[arg(long, help_heading = "Connection", value_name = "SERVER", env = "CODEX_EXEC_SERVER_URL",
           hide_env_values = true, value_parser = place)]
     pub on: Option<Place>,
@@ -41,6 +43,28 @@ pub(crate) struct OnArgs {
     /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login for env:]
     #[arg(long, help_heading = "Connection", value_name = "PATH")]
     token_file: Option<PathBuf>,
+
+    /// Show the server of wss:// this certificate, in PEM
+    #[arg(
+        long,
+        help_heading = "Connection",
+        value_name = "PATH",
+        requires = "client_key",
+        env = "CODEX_CLIENT_CERTIFICATE",
+        hide_env_values = true
+    )]
+    client_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(
+        long,
+        help_heading = "Connection",
+        value_name = "PATH",
+        requires = "client_cert",
+        env = "CODEX_CLIENT_KEY",
+        hide_env_values = true
+    )]
+    client_key: Option<PathBuf>,
 
     /// Look up env:ID in this registry [default: $CODEX_REGISTRY_URL]
     #[arg(long, help_heading = "Connection", value_name = "URL")]
@@ -130,6 +154,10 @@ impl OnArgs {
             Some(Place::Websocket(url)) => {
                 let mut args = RemoteExecServerConnectArgs::new(url, connect.client_name);
                 args.bearer_token = self.token()?;
+                if args.bearer_token.is_some() {
+                    warn_in_clear(url);
+                }
+                args.client_certificate = self.client_cert.clone().zip(self.client_key.clone());
                 args.resume_session_id = connect.resume_session_id;
                 args.detach_ttl = connect.detach_ttl;
                 args.reconnect = connect.reconnect;
@@ -255,6 +283,35 @@ impl Connected {
     }
 }
 
+/// Warns, once, before a token goes unencrypted to another machine.
+fn warn_in_clear(url: &str) {
+    static WARNED: Once = Once::new();
+    if is_in_clear(url) {
+        let shown = WebsocketDial::new(url).redacted_url();
+        WARNED.call_once(|| {
+            eprintln!(
+                "warning: the token goes to {shown} unencrypted, where others can read it; use wss://, or \
+                 stdio: over ssh"
+            );
+        });
+    }
+}
+
+/// Whether a connection to this URL leaves this machine unencrypted.
+fn is_in_clear(url: &str) -> bool {
+    let Some(rest) = url.strip_prefix("ws://") else { return false };
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((host, _)) => host,
+        None => host.split_once(':').map_or(host, |(host, _)| host),
+    };
+    match host.parse::<IpAddr>() {
+        Ok(ip) => !ip.to_canonical().is_loopback(),
+        Err(_) => !host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
 fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut config = ServerConfig::default();
@@ -279,4 +336,30 @@ pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyh
     // A thread that waits for a terminal or a pipe would block the runtime's shutdown.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_websockets_to_other_machines_are_in_clear() {
+        for (url, in_clear) in [
+            ("ws://example.com:1", true),
+            ("ws://10.0.0.1", true),
+            ("ws://[2001:db8::1]:4500/x", true),
+            ("ws://localhost@example.com/", true),
+            ("ws://localhost.example.com", true),
+            ("ws://127.0.0.1:1", false),
+            ("ws://user:word@127.8.8.8:1/", false),
+            ("ws://[::1]:1", false),
+            ("ws://[::ffff:127.0.0.1]:1", false),
+            ("ws://LocalHost:1", false),
+            ("wss://example.com", false),
+            ("unix:/run/x", false),
+            ("vsock:2:1", false),
+        ] {
+            assert_eq!(is_in_clear(url), in_clear, "{url}");
+        }
+    }
 }

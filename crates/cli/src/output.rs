@@ -3,7 +3,7 @@
 use std::io;
 
 use codex_exec_server::client::{ExitStatus, Lost};
-use codex_exec_server::{OutputStream, SandboxType};
+use codex_exec_server::{AppliedLimits, EndedBy, OutputStream, SandboxType, Usage};
 use codex_linux_sandbox::Assurance;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
@@ -31,6 +31,8 @@ pub(crate) enum JsonEvent<'a> {
         sandbox_type: Option<SandboxType>,
         #[serde(skip_serializing_if = "Option::is_none")]
         sandbox_assurance: Option<Assurance>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limits: Option<&'a AppliedLimits>,
     },
     /// Output: text, or base64 if it is not UTF-8.
     Output {
@@ -43,7 +45,14 @@ pub(crate) enum JsonEvent<'a> {
     /// Output is lost here.
     Lost { message: String },
     /// The process has exited.
-    Exited { exit_code: i32, sandbox_denied: bool },
+    Exited {
+        exit_code: i32,
+        sandbox_denied: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ended_by: Option<EndedBy>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        usage: Option<Usage>,
+    },
     /// There are no more events.
     Closed,
     /// The sandbox denied the command something, and the user was asked.
@@ -73,8 +82,9 @@ impl Sink {
     }
 
     pub(crate) async fn exited(&mut self, status: ExitStatus) -> io::Result<()> {
-        let ExitStatus { code: exit_code, sandbox_denied } = status;
-        self.print_if_json(&JsonEvent::Exited { exit_code, sandbox_denied }).await
+        let ExitStatus { code: exit_code, sandbox_denied, ended_by, usage } = status;
+        let line = JsonEvent::Exited { exit_code, sandbox_denied, ended_by, usage };
+        self.print_if_json(&line).await
     }
 
     pub(crate) async fn closed(&mut self) -> io::Result<()> {

@@ -3,7 +3,7 @@
 /// A server that `--on` names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A websocket URL.
+    /// A websocket, by its URL: `ws://`, `wss://`, `unix:` or `vsock:`.
     Websocket(String),
     /// A command that serves on its stdin and stdout.
     Stdio(Vec<String>),
@@ -27,6 +27,24 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.starts_with("ws://") || text.starts_with("wss://") {
         return Ok(Place::Websocket(text.to_owned()));
     }
+    if let Some(path) = text.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        // Absolute, so that a saved session is found from another directory too.
+        let path = std::path::absolute(path)
+            .ok()
+            .and_then(|path| path.into_os_string().into_string().ok());
+        let path = path.ok_or("expected the path of a socket, such as unix:/run/codex.sock")?;
+        return Ok(Place::Websocket(format!("unix:{path}")));
+    }
+    if let Some(address) = text.strip_prefix("vsock:") {
+        let is_number = |text: &str| text.parse::<u32>().is_ok();
+        return match address.split_once(':') {
+            Some((cid, port)) if is_number(cid) && is_number(port) => {
+                Ok(Place::Websocket(text.to_owned()))
+            }
+            _ => Err("expected vsock:CID:PORT, such as vsock:3:4500".to_owned()),
+        };
+    }
     if let Some(command) = text.strip_prefix("stdio:") {
         let argv = shlex::split(command).ok_or("the command after stdio: has an unclosed quote")?;
         if argv.is_empty() {
@@ -43,7 +61,8 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
             id => Ok(Place::Environment(id.to_owned())),
         };
     }
-    Err("expected ws://HOST:PORT, wss://HOST, stdio:COMMAND or env:ID".to_owned())
+    Err("expected ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND or env:ID"
+        .to_owned())
 }
 
 #[cfg(test)]
@@ -58,14 +77,19 @@ mod tests {
             Ok(Place::Stdio(vec!["ssh".into(), "my host".into(), "x".into()]))
         );
         assert_eq!(place("env:laptop"), Ok(Place::Environment("laptop".into())));
-        for bad in ["", "http://h", "stdio:", "stdio:'a", "h:1", "env:", "env: "] {
+        assert_eq!(place("unix:///run/a b"), Ok(Place::Websocket("unix:/run/a b".into())));
+        assert_eq!(place("vsock:2:4500"), Ok(Place::Websocket("vsock:2:4500".into())));
+        for bad in [
+            "", "http://h", "stdio:", "stdio:'a", "h:1", "env:", "env: ", "unix:", "vsock:1",
+            "vsock::1",
+        ] {
             place(bad).unwrap_err();
         }
     }
 
     #[test]
     fn a_saved_place_parses_to_itself() {
-        for text in ["ws://h:1", "wss://h/x", "env:laptop"] {
+        for text in ["ws://h:1", "wss://h/x", "unix:a", "vsock:1:2", "env:laptop"] {
             let url = place(text).unwrap().url().unwrap();
             assert_eq!(place(&url), place(text));
         }

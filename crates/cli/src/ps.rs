@@ -9,6 +9,7 @@ use codex_exec_server::{ErrorKind, ProcessInfo};
 use futures_util::future::join_all;
 
 use crate::exit::{self, print_stderr};
+use crate::limits;
 use crate::on::{ConnectOptions, OnArgs, block_on};
 use crate::saved_sessions::SavedSession;
 use crate::style::{Style, printable, quoted, table};
@@ -133,31 +134,37 @@ fn render(rows: &[Row]) -> String {
     let sessions = rows.iter().any(|row| row.url.is_some());
     let mut cells: Vec<Vec<String>> = Vec::new();
     let heading = match sessions {
-        true => vec!["NAME", "STATE", "SINCE", "SERVER", "COMMAND"],
-        false => vec!["ID", "PID", "STATE", "SINCE", "COMMAND"],
+        true => vec!["NAME", "STATE", "SINCE", "LIMITS", "SERVER", "COMMAND"],
+        false => vec!["ID", "PID", "STATE", "SINCE", "LIMITS", "COMMAND"],
     };
     cells.push(heading.into_iter().map(str::to_owned).collect());
     for row in rows {
         let process = row.process.as_ref();
         let state = match (&row.problem, process) {
             (Some(problem), _) => printable(problem),
-            (None, Some(ProcessInfo { exited: true, exit_code, .. })) => {
-                format!("exited {}", exit_code.unwrap_or_default())
+            (None, Some(ProcessInfo { exited: true, exit_code, ended_by, .. })) => {
+                let code = exit_code.unwrap_or_default();
+                match ended_by {
+                    Some(by) => format!("exited {code} ({})", by.name()),
+                    None => format!("exited {code}"),
+                }
             }
             _ => "running".to_owned(),
         };
         let since = process.map(|process| age(process.started_at_ms)).unwrap_or_default();
+        let limits = process.and_then(|process| process.limits.as_deref()).map(limits::summary);
+        let limits = limits.unwrap_or_else(|| "-".to_owned());
         let command = process.map(|process| {
             printable(&process.argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
         });
         let command = command.unwrap_or_default();
         cells.push(if sessions {
             let url = printable(row.url.as_deref().unwrap_or_default());
-            vec![row.name.clone().unwrap_or_default(), state, since, url, command]
+            vec![row.name.clone().unwrap_or_default(), state, since, limits, url, command]
         } else {
             let id = process.map(|process| printable(&process.process_id.0)).unwrap_or_default();
             let pid = process.and_then(|process| process.pid).map(|pid| pid.to_string());
-            vec![id, pid.unwrap_or_default(), state, since, command]
+            vec![id, pid.unwrap_or_default(), state, since, limits, command]
         });
     }
     let style = Style::stdout();

@@ -1,12 +1,14 @@
 //! Remote mode of `codex exec-server`: its flags, and `forward`.
 
-use std::io::{BufRead, Read};
+use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use codex_exec_server::credentials::{
-    AwsCredential, AwsSources, CredentialPipe, CredentialPipeConfig,
+    AwsCredential, AwsSources, ChatGptAccessToken, CredentialPipe, CredentialPipeConfig,
+    read_token_line,
 };
 use codex_exec_server::{
     DirectEnvironmentConfig, ExecServerRuntimePaths, RemoteEnvironmentConfig, RemoteExecutorConfig,
@@ -14,7 +16,7 @@ use codex_exec_server::{
     run_remote_environment_until, run_remote_executor_until, shutdown_signal,
 };
 
-use codex_exec_server::remote_mode::BearerToken;
+use codex_exec_server::remote_mode::{BearerToken, Credential};
 
 use crate::config_args::ConfigArgs;
 
@@ -78,6 +80,17 @@ pub(crate) struct RemoteArgs {
     #[arg(long, requires_all = ["remote", "environment_id"],
           conflicts_with_all = ["executor_credential_stdin", "use_agent_identity_auth", "aws_sigv4"])]
     registration_bearer_stdin: bool,
+
+    /// Sign in with one ChatGPT access token, which the parent process writes to stdin (a pipe or socket) as a
+    /// line; the registry has to be https
+    #[arg(long, requires_all = ["remote", "environment_id"],
+          conflicts_with_all = ["registration_bearer_stdin", "executor_credential_stdin",
+                                "use_agent_identity_auth", "aws_sigv4"])]
+    chatgpt_token_stdin: bool,
+
+    /// The account of --chatgpt-token-stdin; needed if the token does not name it
+    #[arg(long, value_name = "ID", requires_all = ["remote", "environment_id", "chatgpt_token_stdin"])]
+    chatgpt_account_id: Option<String>,
 
     /// Allow sending credentials to this host, even if they are restricted to other hosts; can be
     /// repeated
@@ -158,11 +171,21 @@ impl RemoteArgs {
         let stop_on_stdin = wants_exit_on_stdin_close(self.exit_on_stdin_close);
         let base_url = self.remote.context("forward needs --remote URL")?;
         let name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
-        if self.registration_bearer_stdin {
+        let stdin_credential: Option<Arc<dyn Credential>> = if self.registration_bearer_stdin {
+            let token = read_token_line(&mut std::io::stdin().lock(), MAX_BEARER_LINE)?;
+            Some(Arc::new(BearerToken(token)))
+        } else if self.chatgpt_token_stdin {
+            require_pipe()?;
+            let account_id = self.chatgpt_account_id.as_deref();
+            let token = ChatGptAccessToken::read(&mut std::io::stdin().lock(), account_id)?;
+            Some(Arc::new(token))
+        } else {
+            None
+        };
+        if let Some(credential) = stdin_credential {
             let environment_id =
                 self.environment_id.context("--remote needs --environment-id ID")?;
-            let token = read_bearer(&mut std::io::stdin().lock())?;
-            let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, token);
+            let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
             config.name = name;
             config.server = server;
             config.forward_to = forward_to;
@@ -245,25 +268,17 @@ impl RemoteArgs {
     }
 }
 
-/// The longest line with a bearer token, in bytes.
-const MAX_BEARER_LINE: u64 = 16 << 10;
+/// The longest line of `--registration-bearer-stdin`, with its newline, in bytes.
+const MAX_BEARER_LINE: usize = 16 << 10;
 
-/// Reads one line with a bearer token. No error shows any of it.
-fn read_bearer(stdin: &mut impl BufRead) -> anyhow::Result<BearerToken> {
-    let mut line = Vec::new();
-    stdin.take(MAX_BEARER_LINE).read_until(b'\n', &mut line).context("cannot read stdin")?;
-    if line.pop() != Some(b'\n') {
-        anyhow::bail!(
-            "invalid bearer token on stdin: expected one line of at most 16 KiB that ends with a newline"
-        );
+/// Fails unless a program writes stdin: a file would keep the token, a terminal would show it.
+fn require_pipe() -> anyhow::Result<()> {
+    use rustix::fs::FileType;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(std::io::stdin())?.st_mode);
+    if !matches!(kind, FileType::Fifo | FileType::Socket) {
+        anyhow::bail!("--chatgpt-token-stdin needs a pipe or a socket as stdin");
     }
-    line.pop_if(|last| *last == b'\r');
-    if line.is_empty() || !line.iter().all(u8::is_ascii_graphic) {
-        anyhow::bail!(
-            "invalid bearer token on stdin: expected visible ASCII characters without spaces"
-        );
-    }
-    Ok(BearerToken(String::from_utf8(line)?.into()))
+    Ok(())
 }
 
 fn wants_exit_on_stdin_close(flag: bool) -> bool {
@@ -302,28 +317,4 @@ async fn stdin_ended() {
         let _ = sender.send(());
     });
     let _ = ended.await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_line_of_stdin_is_the_bearer_token() {
-        let longest = "x".repeat(MAX_BEARER_LINE as usize - 1);
-        for (input, token) in [
-            ("tok-1\n".to_owned(), "tok-1"),
-            ("tok-2\nmore".to_owned(), "tok-2"),
-            ("tok\r\n".to_owned(), "tok"),
-            (format!("{longest}\n"), longest.as_str()),
-        ] {
-            let read = read_bearer(&mut input.as_bytes()).unwrap();
-            assert_eq!(read.0.expose(), token);
-        }
-        for bad in ["", "\n", "k3y", " k3y \n", "k3y b\n", "k3y\u{e9}\n", &format!("x{longest}\n")]
-        {
-            let error = read_bearer(&mut bad.as_bytes()).unwrap_err().to_string();
-            assert!(!error.contains("k3y") && !error.contains("xxx"), "{error}");
-        }
-    }
 }

@@ -10,13 +10,14 @@ use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
 use codex_exec_server::{
     EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, OnFull, PathUri,
-    ProcessId, Retain, RetainUntil,
+    ProcessId, ResourceLimits, Retain, RetainUntil,
 };
 
 use crate::exec_server::parse_duration;
 use crate::exit::{self, CommandError, NOT_RUN, print_stderr};
 use crate::foreground::{Ending, Foreground, warn_abandoned};
 use crate::hosts::{HostArgs, HostRules, Watched};
+use crate::limits::{self, RunLimits};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
 use crate::output::{JsonEvent, Sink};
 use crate::policy::SandboxArgs;
@@ -40,6 +41,7 @@ Examples:
   codex run --sandbox read-only --ask -- npm install   ask before running it without the sandbox
   codex run --allow-host '*.crates.io' -- cargo fetch  may connect there and nowhere else
   codex run --timeout 5m --json -- make | jq .         events as JSON
+  codex run --memory 2G --pids 200 -- make test        with limits
   codex run --on ws://… --detach build -- make         in the background; codex attach build
 
 Environment:
@@ -47,7 +49,7 @@ Environment:
   except variables like *KEY*, *SECRET* and *TOKEN*; --inherit changes that, -e adds variables, and
   -t sets TERM.
 
-Exit codes: the command's own; 124 --timeout expired; 125 codex failed, not the command; 126 the
+Exit codes: the command's own; 124 --timeout or --idle-timeout expired; 125 codex failed, not the command; 126 the
   command cannot be executed; 127 it was not found; 128+N signal N killed it.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -83,10 +85,6 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     hosts: HostArgs,
 
-    /// Kill the command after this time and exit with 124: 500ms, 30s, 5m, 2h
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    timeout: Option<Duration>,
-
     /// Print events as JSON, one per line
     #[arg(long)]
     json: bool,
@@ -94,13 +92,16 @@ pub(crate) struct RunArgs {
     /// Run in the background under this name; reattach with codex attach NAME
     ///
     /// The server keeps the newest 16 MiB of output. See also codex ps, logs and kill.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "timeout", "json"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["ask", "json"])]
     detach: Option<SessionName>,
 
     /// With --detach, end the command after this time without a client
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "24h",
           requires = "detach")]
     keep: Duration,
+
+    #[command(flatten)]
+    limits: RunLimits,
 
     /// The command and its arguments; use sh -c '…' for shell syntax
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
@@ -150,7 +151,7 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
             forward_stdin: !(args.no_stdin || asks && io::stdin().is_terminal()),
             escapes: false,
             json: args.json,
-            timeout: args.timeout,
+            limits: args.limits.limits(),
             attached: false,
             keep_on_hangup: false,
             signals: &signals,
@@ -193,8 +194,10 @@ impl RunArgs {
         let command = self.exec_command(connected, foreground.forward_stdin)?;
         let status = |ending: &Ending| match *ending {
             Ending::Exited { code, sandbox_denied }
-            | Ending::Incomplete { code, sandbox_denied } => ExitStatus { code, sandbox_denied },
-            _ => ExitStatus { code: 0, sandbox_denied: false },
+            | Ending::Incomplete { code, sandbox_denied } => {
+                ExitStatus { sandbox_denied, ..ExitStatus::of_code(code) }
+            }
+            _ => ExitStatus::of_code(0),
         };
         let run = async |process: Process| {
             id.set(Some(process.id().clone()));
@@ -229,6 +232,7 @@ impl RunArgs {
             Some(rules) => rules.apply(client, command, sandbox)?,
             None => command.sandbox(sandbox),
         };
+        command = command.limits(self.server_limits(client)?);
         if self.tty {
             command = in_terminal(command);
         } else if stdin && (client.capabilities().process_close_stdin || !input::is_at_end()) {
@@ -245,6 +249,26 @@ impl RunArgs {
             command = command.env(name, value);
         }
         Ok(command)
+    }
+
+    /// The limits that the server has to enforce.
+    fn server_limits(&self, client: &ExecServerClient) -> anyhow::Result<ResourceLimits> {
+        let limits = self.limits.limits();
+        if client.capabilities().process_limits {
+            return Ok(limits);
+        }
+        let kept = limits::kept_by_client(&limits);
+        let detached = self.detach.is_some();
+        let mut others =
+            limits.iter().filter(|(resource, _)| detached || kept.get(*resource).is_none());
+        match others.next() {
+            Some((resource, _)) => {
+                let what = format!("enforce {}", limits::flag(resource));
+                let instead = "leave it out, or use a newer server".to_owned();
+                Err(ExecServerError::Unsupported { what, instead }.into())
+            }
+            None => Ok(ResourceLimits::default()),
+        }
     }
 
     fn directory(&self, connected: &Connected) -> anyhow::Result<PathUri> {
@@ -271,6 +295,7 @@ impl RunArgs {
             session_id: session.as_deref(),
             sandbox_type: process.sandbox_type(),
             sandbox_assurance: process.sandbox_assurance(),
+            limits: process.limits(),
         };
         if self.json {
             let _ = Sink::new(true).print_if_json(&line).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use codex_exec_server::ResourceLimits;
 use codex_exec_server::client::ExecCommand;
 
 use crate::exec_server::{format_duration, parse_duration};
@@ -101,7 +102,7 @@ impl ShellArgs {
                 forward_stdin: true,
                 escapes: true,
                 json: false,
-                timeout: None,
+                limits: ResourceLimits::default(),
                 attached: false,
                 keep_on_hangup: self.name.is_some() && saved.is_some(),
                 signals: &signals,

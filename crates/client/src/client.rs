@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use codex_exec_rpc::{Connection, WebsocketDial};
+use codex_exec_rpc::{Connection, WebsocketDial, tls_with_identity};
 use codex_exec_server_protocol::environment::{
     Capabilities, EnvironmentInfo, EnvironmentInfoParams,
 };
@@ -61,7 +61,14 @@ impl ExecServerClient {
     pub async fn connect_websocket(
         args: RemoteExecServerConnectArgs,
     ) -> Result<Self, ExecServerError> {
+        let identity = args.client_certificate.as_ref();
+        let tls = identity.map(|(certificate, key)| tls_with_identity(certificate, key));
+        let tls = tls.transpose().map_err(|reason| ExecServerError::Connect {
+            endpoint: WebsocketDial::new(&args.websocket_url).redacted_url(),
+            cause: DialFailure::permanent(reason),
+        })?;
         let dial = WebsocketDial {
+            tls,
             bearer_token: args.bearer_token.clone(),
             timeout: args.connect_timeout,
             receive_buffer: args.receive_buffer,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use codex_exec_rpc::Connection;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
+use codex_exec_server_protocol::resources::{EndedBy, Usage};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
     Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, notification,
@@ -169,6 +170,8 @@ impl Driver {
                     let status = ExitStatus {
                         code: exited.exit_code.unwrap_or(-1),
                         sandbox_denied: exited.sandbox_denied.unwrap_or(false),
+                        ended_by: exited.ended_by,
+                        usage: exited.usage,
                     };
                     tracked.feed(|sequencer| sequencer.exited(exited.seq, status));
                 }
@@ -357,6 +360,10 @@ struct ExitedNotification {
     exit_code: Option<i32>,
     #[serde(default)]
     sandbox_denied: Option<bool>,
+    #[serde(default)]
+    ended_by: Option<EndedBy>,
+    #[serde(default)]
+    usage: Option<Usage>,
 }
 
 /// `process/closed` of any revision.

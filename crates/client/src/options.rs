@@ -1,6 +1,7 @@
 //! How a client connects, and its limits and timeouts.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use codex_exec_rpc::{ConnectionConfig, KeepAlive};
@@ -121,7 +122,7 @@ impl Default for ClientTuning {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RemoteExecServerConnectArgs {
-    /// `ws://HOST:PORT` or `wss://HOST`.
+    /// `ws://HOST:PORT`, `wss://HOST`, `unix:PATH` or `vsock:CID:PORT`.
     pub websocket_url: String,
     /// The name of this client in the server's logs.
     pub client_name: String,
@@ -133,6 +134,9 @@ pub struct RemoteExecServerConnectArgs {
     pub resume_session_id: Option<String>,
     /// Sent as `Authorization: Bearer …`; `Debug` does not show it.
     pub bearer_token: Option<String>,
+    /// The PEM files with the client's certificate and with its key, for a server that requires one. Default
+    /// none.
+    pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// `SO_RCVBUF` of the socket, in bytes, see
     /// [`WebsocketDial::receive_buffer`](codex_exec_rpc::WebsocketDial). Default 1 MiB.
     pub receive_buffer: Option<u32>,
@@ -156,6 +160,7 @@ impl RemoteExecServerConnectArgs {
             initialize_timeout: options.initialize_timeout,
             resume_session_id: None,
             bearer_token: None,
+            client_certificate: None,
             receive_buffer: Some(1 << 20),
             detach_ttl: None,
             reconnect: options.reconnect,

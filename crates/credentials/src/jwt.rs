@@ -67,6 +67,19 @@ impl Claims {
     pub fn account(&self) -> Option<&str> {
         self.account_id.as_deref().or_else(|| self.nested.get("chatgpt_account_id")?.as_str())
     }
+
+    /// The account in the grouped claims of a ChatGPT token, if it names one; `None` if the claim is not a text.
+    pub(crate) fn chatgpt_account(&self) -> Option<Option<&str>> {
+        match self.nested.get("chatgpt_account_id") {
+            None | Some(Value::Null) => Some(None),
+            Some(id) => id.as_str().map(Some),
+        }
+    }
+
+    /// Whether the account of a ChatGPT token is subject to FedRAMP.
+    pub(crate) fn is_fedramp(&self) -> bool {
+        self.nested.get("chatgpt_account_is_fedramp") == Some(&Value::Bool(true))
+    }
 }
 
 impl fmt::Debug for Claims {

@@ -4,7 +4,7 @@
 //! [`Credential`](codex_exec_remote::Credential) for a registry. [`BrowserLogin`] and [`DeviceLogin`] write
 //! an `auth.json`; [`logout`] removes it.
 //!
-//! [`ExecutorCredential`] comes from a parent process, [`AwsCredential`] signs requests.
+//! [`ExecutorCredential`] and [`ChatGptAccessToken`] come from a parent process, [`AwsCredential`] signs requests.
 //!
 //! This crate knows no relay and no JSON-RPC method, and no file of the machine except `auth.json` and the
 //! shared files of AWS.
@@ -20,6 +20,7 @@ mod jwt;
 mod login;
 mod sign_in;
 mod sources;
+mod stdin_token;
 mod timestamp;
 mod tokens;
 
@@ -37,5 +38,6 @@ pub use login::{
 };
 pub use sign_in::{SignIn, SignInError};
 pub use sources::{SignInKind, SignInSources};
+pub use stdin_token::{ChatGptAccessToken, StdinTokenError, read_token_line};
 pub use timestamp::rfc3339;
 pub use tokens::{ChatGptTokens, finish_renewals};

@@ -43,11 +43,13 @@
 // The server.
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
-    Assurance, AuthConfigError, Connection, ConnectionConfig, DEFAULT_LISTEN_URL, DecodeLimits,
-    EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
-    KeepAlive, Lifeline, ListenUrl, NEVER_INHERITED, NEVER_PASSED_ON, OutboundConfig, OwnFiles,
-    ProcessConfig, RunError, Server, ServerConfig, SignedBearer, WebSocketAuth, WebSocketListener,
-    main_if_reentered, run, run_main, shutdown_signal,
+    Assurance, AuditConfig, AuditLog, AuthConfigError, Connection, ConnectionConfig,
+    DEFAULT_LISTEN_URL, DecodeLimits, EntryConfig, EnvironmentPlaces,
+    ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, InheritedSocket, KeepAlive,
+    Lifeline, LimitConfig, ListenUrl, Listening, NEVER_INHERITED, NEVER_PASSED_ON, OperatorPolicy,
+    OutboundConfig, OwnFiles, PolicyFileError, ProcessConfig, Quota, RecordConfig, Recorder,
+    RunError, Server, ServerConfig, ServiceNotifier, SignedBearer, TlsError, TlsFiles,
+    WebSocketAuth, WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.
@@ -106,6 +108,10 @@ pub use codex_exec_server_protocol::process::{
     ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType,
     ShellSnapshotParams, SignalParams, SignalResponse, SnapshotShell, TerminalSize,
     TerminateParams, TerminateResponse, WriteParams, WriteResponse, WriteStatus,
+};
+pub use codex_exec_server_protocol::resources::{
+    AppliedLimit, AppliedLimits, EndedBy, LimitMechanism, PerResource, Resource, ResourceLimits,
+    Usage,
 };
 pub use codex_exec_server_protocol::session::{
     InitializeParams, InitializeResponse, InitializedParams,

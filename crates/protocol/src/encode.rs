@@ -11,6 +11,7 @@ use crate::envelope::RequestId;
 use crate::error::RpcError;
 use crate::methods::{Call, Notification, ServerCall};
 use crate::process::{ExecOutputDeltaNotification, ProcessOutputChunk, ReadResponse, WriteParams};
+use crate::resources::{EndedBy, Usage};
 
 /// A part of a message that can write itself as JSON.
 pub trait Encode: Serialize {
@@ -146,6 +147,8 @@ impl Encode for ReadResponse {
             failure: self.failure.as_deref(),
             sandbox_denied: self.sandbox_denied,
             dropped_bytes: Some(self.dropped_bytes).filter(|&n| n > 0),
+            ended_by: self.ended_by,
+            usage: self.usage,
         };
         let brace = out.len();
         json(&tail, out);
@@ -168,6 +171,10 @@ struct ReadTail<'a> {
     sandbox_denied: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     dropped_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_by: Option<EndedBy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
 }
 
 fn chunk_members(
@@ -257,6 +264,8 @@ mod tests {
                     failure: failure.clone(),
                     sandbox_denied: true,
                     dropped_bytes,
+                    ended_by: close_stdin.then_some(EndedBy::Wall),
+                    usage: exit_code.map(|_| Usage { cpu_us: seq, ..Usage::default() }),
                 });
             }
         }

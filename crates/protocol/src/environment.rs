@@ -15,7 +15,8 @@ pub struct EnvironmentInfoParams {}
 pub struct EnvironmentInfo {
     /// The user's shell.
     pub shell: ShellInfo,
-    /// The server's version.
+    /// The release that clients take the server for, as a semantic version; the server's own version may be
+    /// its build metadata.
     pub executor_version: String,
     /// Which implementation this is; the same on every machine.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,6 +125,8 @@ capabilities! {
     process_retain,
     /// **extension**: `until` of `retain` of `process/start`.
     process_retain_until_read,
+    /// **extension**: `limits` of `process/start`, `endedBy` and `usage` of `process/exited`.
+    process_limits,
     /// **extension**: `detachTtlMs` of `initialize`.
     session_detach_ttl,
     /// **extension**: `fs/search` and `fs/cancelSearch`.

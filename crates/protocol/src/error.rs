@@ -94,6 +94,8 @@ kinds! {
     WorkingDirectoryDenied "workingDirectoryDenied" [INTERNAL_ERROR INVALID_PARAMS];
     /// The sandbox cannot be enforced here; nothing ran.
     SandboxUnavailable "sandboxUnavailable" [INVALID_PARAMS INVALID_REQUEST INTERNAL_ERROR];
+    /// The server's operator does not permit it to any client.
+    OperatorPolicy "operatorPolicy" [INVALID_PARAMS];
     /// The sandbox does not permit it.
     DeniedBySandbox "deniedBySandbox" [INVALID_REQUEST];
     /// The path does not exist.

@@ -20,6 +20,7 @@ pub mod network;
 mod path_uri;
 mod permissions;
 pub mod process;
+pub mod resources;
 pub mod session;
 
 pub use base64_bytes::Base64Bytes;

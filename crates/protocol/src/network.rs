@@ -27,7 +27,7 @@ impl ServerCall for PolicyRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ManagedNetwork {
-    /// Its ports. Without effect on Linux, where the proxy variables name them.
+    /// Its ports. If there are any, the proxy variables may name no others; the list opens none by itself.
     pub loopback_ports: Vec<u16>,
     /// Without effect on Linux.
     pub allow_local_binding: bool,

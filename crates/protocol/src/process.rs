@@ -11,6 +11,7 @@ use crate::base64_bytes::Base64Bytes;
 use crate::network::{ManagedNetwork, NetworkInfo, NetworkProxyLaunch};
 use crate::path_uri::PathUri;
 use crate::permissions::{Assurance, SandboxContext};
+use crate::resources::{AppliedLimits, EndedBy, ResourceLimits, Usage};
 
 /// A process's name, chosen by the client, unique in its session.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -133,6 +134,13 @@ pub struct ExecParams {
     /// **extension**: how much output is retained, and what happens at the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retain: Option<Retain>,
+    /// **extension**: what the process and its descendants may use.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::resources::requested"
+    )]
+    pub limits: Option<ResourceLimits>,
 }
 
 /// `shellSnapshot` of `process/start`.
@@ -247,6 +255,9 @@ pub struct ExecResponse {
     /// **extension**: how it reaches its proxies, if `networkProxy.transparent` was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkInfo>,
+    /// **extension**: the limits in force; `None` if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Box<AppliedLimits>>,
 }
 
 /// The kind of sandbox around a process.
@@ -316,6 +327,12 @@ pub struct ExecExitedNotification {
     /// Whether the sandbox probably caused the failure.
     #[serde(default)]
     pub sandbox_denied: bool,
+    /// **extension**: why it ended, if it did not exit by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<EndedBy>,
+    /// **extension**: what it used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 /// Params of the notification `process/closed`, the last one of a process.
@@ -378,6 +395,12 @@ pub struct ReadResponse {
     /// **extension**: bytes dropped before the first chunk returned.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropped_bytes: u64,
+    /// **extension**: why the process ended, if it did not exit by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<EndedBy>,
+    /// **extension**: what it used, once it has exited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -525,6 +548,15 @@ pub struct ProcessInfo {
     pub closed: bool,
     /// The number of its next event.
     pub next_seq: u64,
+    /// **extension**: the limits in force; `None` if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Box<AppliedLimits>>,
+    /// **extension**: why it ended, if it did not exit by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<EndedBy>,
+    /// **extension**: what it used, once it has exited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 crate::encode::by_serde! { ExecParams, ExecResponse, ExecExitedNotification, ExecClosedNotification, ReadParams, WriteResponse, SignalParams, SignalResponse, TerminateParams, TerminateResponse, ResizeParams, ResizeResponse, ListParams, ListResponse }

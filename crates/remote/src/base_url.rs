@@ -73,6 +73,11 @@ impl BaseUrl {
         self.host == "localhost" || self.host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
     }
 
+    /// Whether the scheme is https.
+    pub fn is_https(&self) -> bool {
+        self.https
+    }
+
     /// Whether requests are protected on the way: by https, or because the host is this machine.
     pub fn is_private(&self) -> bool {
         self.https || self.is_loopback()

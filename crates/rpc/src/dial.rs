@@ -1,4 +1,4 @@
-//! Dialling out: a `ws://` or `wss://` URL becomes a [`Connection`].
+//! Dialling out: a `ws://`, `wss://`, `unix:` or `vsock:` URL becomes a [`Connection`].
 //!
 //! Invariant: neither errors nor `Debug` ever show the bearer token, nor a password, query or
 //! fragment of the URL.
@@ -7,16 +7,17 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tokio_websockets::{
     ClientBuilder, Error as WebsocketError, Limits, MaybeTlsStream, WebSocketStream, upgrade,
@@ -24,6 +25,7 @@ use tokio_websockets::{
 
 use crate::connection::{Connection, ConnectionConfig};
 use crate::loopback::disable_pacing_on_loopback;
+use crate::net_stream::NetStream;
 use crate::proxy::{Proxies, Proxy};
 use crate::socket::websocket_config;
 use crate::websocket::websocket_limits;
@@ -31,10 +33,13 @@ use crate::websocket::websocket_limits;
 /// The variable with the name of a PEM file: certificate authorities to trust besides the system's.
 const CA_VARIABLE: &str = "CODEX_CA_CERTIFICATE";
 
+/// A non-blocking connection is being made.
+const EINPROGRESS: i32 = rustix::io::Errno::INPROGRESS.raw_os_error();
+
 /// Where to dial, and how.
 #[derive(Clone)]
 pub struct WebsocketDial {
-    /// `ws://HOST:PORT/…` or `wss://HOST/…`.
+    /// `ws://HOST:PORT/…`, `wss://HOST/…`, `unix:PATH` or `vsock:CID:PORT`.
     pub url: String,
     /// Sent as `Authorization: Bearer …` on the upgrade.
     pub bearer_token: Option<String>,
@@ -68,6 +73,9 @@ impl WebsocketDial {
 
     /// The URL without user, password, query and fragment, for logs and errors.
     pub fn redacted_url(&self) -> String {
+        if local_address(&self.url).is_some() {
+            return self.url.clone();
+        }
         let end = self.url.find(['?', '#']).unwrap_or(self.url.len());
         let url = &self.url[..end];
         let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
@@ -92,7 +100,10 @@ impl fmt::Debug for WebsocketDial {
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The URL is not a websocket URL.
-    #[error("invalid websocket URL `{url}` ({reason}); expected ws://HOST:PORT or wss://HOST")]
+    #[error(
+        "invalid websocket URL `{url}` ({reason}); expected ws://HOST:PORT, wss://HOST, unix:PATH or \
+         vsock:CID:PORT"
+    )]
     Url {
         /// The URL, [redacted](WebsocketDial::redacted_url).
         url: String,
@@ -186,8 +197,8 @@ impl DialError {
 /// The stream that dialling opens: a transport, or TLS with the server over it.
 pub type DialledStream = MaybeTlsStream<TransportStream>;
 
-/// TCP to the server or to a proxy, or TLS to an `https://` proxy.
-pub type TransportStream = MaybeTlsStream<TcpStream>;
+/// A socket to the server or to a proxy, or TLS to an `https://` proxy.
+pub type TransportStream = MaybeTlsStream<NetStream>;
 
 impl Connection {
     /// Dials a websocket and wraps it. The connection is up when this returns.
@@ -230,6 +241,9 @@ impl WebsocketDial {
     }
 
     fn proxy_for(&self, target: &Target) -> Result<Option<&Proxy>, DialError> {
+        if target.local.is_some() {
+            return Ok(None);
+        }
         self.proxies.for_host(&target.host, target.tls).map_err(|variable| DialError::Proxy {
             proxy: variable.to_owned(),
             reason: "its value is not a proxy URL; expected http://HOST:PORT".to_owned(),
@@ -243,10 +257,7 @@ impl WebsocketDial {
     ) -> Result<T, DialError> {
         match tokio::time::timeout(self.timeout, work).await {
             Ok(result) => result,
-            Err(_) => Err(DialError::Timeout {
-                address: format!("{}:{}", target.host, target.port),
-                after: self.timeout,
-            }),
+            Err(_) => Err(DialError::Timeout { address: target.address(), after: self.timeout }),
         }
     }
 }
@@ -255,14 +266,37 @@ impl WebsocketDial {
 pub fn tls_from_roots(
     roots: impl IntoIterator<Item = CertificateDer<'static>>,
 ) -> Result<Arc<ClientConfig>, rustls::Error> {
+    Ok(Arc::new(client_config(roots)?.with_no_client_auth()))
+}
+
+/// A TLS configuration that trusts what the system and `CODEX_CA_CERTIFICATE` name, and shows the server the
+/// certificate and its chain in one PEM file, with the key in another.
+pub fn tls_with_identity(certificate: &Path, key: &Path) -> Result<Arc<ClientConfig>, String> {
+    let unreadable = |path: &Path, error: &dyn fmt::Display| {
+        format!("cannot read {} as PEM: {error}", path.display())
+    };
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain: Vec<_> = chain.map_err(|error| unreadable(certificate, &error))?;
+    if chain.is_empty() {
+        return Err(format!("{} contains no certificate", certificate.display()));
+    }
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+    let roots = roots_with(std::env::var_os(CA_VARIABLE).as_deref())?;
+    let builder = client_config(roots).map_err(|error| error.to_string())?;
+    let config = builder.with_client_auth_cert(chain, key);
+    let unusable = |error: rustls::Error| format!("cannot use {}: {error}", certificate.display());
+    config.map(Arc::new).map_err(unusable)
+}
+
+fn client_config(
+    roots: impl IntoIterator<Item = CertificateDer<'static>>,
+) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>, rustls::Error> {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(roots);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(store)
-        .with_no_client_auth();
-    Ok(Arc::new(config))
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(store))
 }
 
 struct Target {
@@ -271,12 +305,42 @@ struct Target {
     host: String,
     port: u16,
     tls: bool,
+    /// A socket that is not reached by a host name; then the other members are only for the upgrade.
+    local: Option<LocalAddress>,
+}
+
+/// A socket without a host name.
+enum LocalAddress {
+    Unix(PathBuf),
+    Vsock { cid: u32, port: u32 },
+}
+
+/// The address of a `unix:` or `vsock:` URL; `None` for others.
+fn local_address(url: &str) -> Option<Result<LocalAddress, &'static str>> {
+    if let Some(path) = url.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return Some(match path {
+            "" => Err("no path"),
+            path => Ok(LocalAddress::Unix(path.into())),
+        });
+    }
+    let parts = url.strip_prefix("vsock:")?.split_once(':');
+    let number = |text: &str| text.parse().ok();
+    let address = parts.and_then(|(cid, port)| {
+        Some(LocalAddress::Vsock { cid: number(cid)?, port: number(port)? })
+    });
+    Some(address.ok_or("no context id or port"))
 }
 
 impl Target {
     fn parse(dial: &WebsocketDial) -> Result<Self, DialError> {
         let bad =
             |reason: &str| DialError::Url { url: dial.redacted_url(), reason: reason.to_owned() };
+        if let Some(local) = local_address(&dial.url) {
+            let local = Some(local.map_err(bad)?);
+            let uri = Uri::from_static("ws://localhost/");
+            return Ok(Self { uri, host: "localhost".to_owned(), port: 80, tls: false, local });
+        }
         let uri: Uri = dial.url.parse().map_err(|e: http::uri::InvalidUri| bad(&e.to_string()))?;
         let tls = match uri.scheme_str() {
             Some("ws") => false,
@@ -290,7 +354,16 @@ impl Target {
         if port == 0 {
             return Err(bad("port 0 is only for listening"));
         }
-        Ok(Self { uri, host, port, tls })
+        Ok(Self { uri, host, port, tls, local: None })
+    }
+
+    /// The address for errors.
+    fn address(&self) -> String {
+        match &self.local {
+            None => format!("{}:{}", self.host, self.port),
+            Some(LocalAddress::Unix(path)) => format!("unix:{}", path.display()),
+            Some(LocalAddress::Vsock { cid, port }) => format!("vsock:{cid}:{port}"),
+        }
     }
 }
 
@@ -323,15 +396,23 @@ async fn upgraded(
                 }
                 _ => None,
             };
-            let address = format!("{}:{}", target.host, target.port);
+            let address = target.address();
             Err(DialError::NotWebsocket { address, reason: error.to_string(), status })
         }
     }
 }
 
 async fn stream(dial: &WebsocketDial, target: &Target) -> Result<DialledStream, DialError> {
+    if let Some(local) = &target.local {
+        let stream = match local {
+            LocalAddress::Unix(path) => unix(path, dial.bearer_token.is_some()).await,
+            LocalAddress::Vsock { cid, port } => vsock(*cid, *port).await,
+        };
+        let failed = |source| DialError::Tcp { address: target.address(), source };
+        return Ok(MaybeTlsStream::Plain(MaybeTlsStream::Plain(stream.map_err(failed)?)));
+    }
     let stream = match dial.proxy_for(target)? {
-        None => MaybeTlsStream::Plain(tcp(dial, &target.host, target.port).await?),
+        None => MaybeTlsStream::Plain(NetStream::Tcp(tcp(dial, &target.host, target.port).await?)),
         Some(proxy) => {
             let mut stream = to_proxy(dial, proxy).await?;
             let tunnel = proxy.tunnel(&mut stream, &target.host, target.port).await;
@@ -347,11 +428,41 @@ async fn stream(dial: &WebsocketDial, target: &Target) -> Result<DialledStream, 
 }
 
 async fn to_proxy(dial: &WebsocketDial, proxy: &Proxy) -> Result<TransportStream, DialError> {
-    let stream = tcp(dial, &proxy.host, proxy.port).await?;
+    let stream = NetStream::Tcp(tcp(dial, &proxy.host, proxy.port).await?);
     if proxy.tls {
         Ok(MaybeTlsStream::Rustls(secure(dial, &proxy.host, stream).await?))
     } else {
         Ok(MaybeTlsStream::Plain(stream))
+    }
+}
+
+/// Connects to a Unix socket. A token goes only to a server of this user or of root: in a directory that others
+/// can write to, the socket may be theirs.
+async fn unix(path: &Path, sends_token: bool) -> io::Result<NetStream> {
+    let stream = UnixStream::connect(path).await?;
+    let uid = stream.peer_cred()?.uid();
+    if sends_token && uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        let reason = format!("the server runs as another user ({uid}), who must not get the token");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    Ok(NetStream::Unix(stream))
+}
+
+async fn vsock(cid: u32, port: u32) -> io::Result<NetStream> {
+    let kind = socket2::Type::STREAM.nonblocking();
+    let socket = socket2::Socket::new(socket2::Domain::VSOCK, kind, None)?;
+    let address = socket2::SockAddr::vsock(cid, port);
+    match socket.connect(&address) {
+        Err(error) if error.raw_os_error() != Some(EINPROGRESS) => return Err(error),
+        _ => {}
+    }
+    let NetStream::Unix(stream) = NetStream::from_socket(socket)? else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(NetStream::Unix(stream)),
     }
 }
 
@@ -404,8 +515,12 @@ fn system_tls() -> Result<Arc<ClientConfig>, String> {
     SYSTEM.get_or_init(|| tls_with(std::env::var_os(CA_VARIABLE).as_deref())).clone()
 }
 
-/// The system's root certificates and those in this file, if its name is not empty.
 fn tls_with(own: Option<&OsStr>) -> Result<Arc<ClientConfig>, String> {
+    tls_from_roots(roots_with(own)?).map_err(|error| error.to_string())
+}
+
+/// The system's root certificates and those in this file, if its name is not empty.
+fn roots_with(own: Option<&OsStr>) -> Result<Vec<CertificateDer<'static>>, String> {
     let own = match own.filter(|path| !path.is_empty()) {
         None => Vec::new(),
         Some(path) => {
@@ -424,7 +539,7 @@ fn tls_with(own: Option<&OsStr>) -> Result<Arc<ClientConfig>, String> {
             "the system has no root certificates; set {CA_VARIABLE} or SSL_CERT_FILE"
         ));
     }
-    tls_from_roots(system.into_iter().chain(own)).map_err(|error| error.to_string())
+    Ok(system.into_iter().chain(own).collect())
 }
 
 #[cfg(test)]
@@ -450,6 +565,9 @@ mod tests {
             ("ws://127.0.0.1:0", "port 0"),
             ("ws://", "ws://"),
             ("", "websocket URL"),
+            ("unix:", "no path"),
+            ("vsock:1", "context id or port"),
+            ("vsock:x:1", "context id or port"),
         ] {
             let error = Target::parse(&WebsocketDial::new(url)).err().unwrap();
             assert!(error.to_string().contains(why), "{url}: {error}");

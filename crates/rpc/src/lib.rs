@@ -3,7 +3,7 @@
 //! A [`Connection`] is a stream of messages in and an [`Outbound`] queue for messages out. Only its
 //! constructor knows what carries them: [`Connection::websocket`], [`Connection::lines`] (stdio),
 //! [`Connection::pair`] (memory), [`Connection::over`] (a relay stream). [`WebsocketDial`] makes
-//! one to a `ws://` or `wss://` address. [`Pending`] matches responses to requests. [`socket`] is the
+//! one to a `ws://`, `wss://`, `unix:` or `vsock:` address. [`Pending`] matches responses to requests. [`socket`] is the
 //! framed websocket below all of these, whether or not it carries JSON-RPC.
 
 mod budget;
@@ -19,6 +19,7 @@ mod lines;
 mod loopback;
 mod memory;
 mod metered;
+mod net_stream;
 mod outbound;
 mod peer;
 mod pending;
@@ -30,13 +31,16 @@ mod websocket;
 
 pub use budget::{Account, Budget, Share, Transfer};
 pub use connection::{Connection, ConnectionConfig, TransportError};
-pub use dial::{DialError, DialledStream, TransportStream, WebsocketDial, tls_from_roots};
+pub use dial::{
+    DialError, DialledStream, TransportStream, WebsocketDial, tls_from_roots, tls_with_identity,
+};
 pub use escape::escape;
 #[cfg(feature = "http-client")]
 pub use http::{ExchangeError, HttpTarget};
 pub use keep_alive::{KeepAlive, KeepAliveTimer};
 pub use loopback::disable_pacing_on_loopback;
 pub use metered::{Meter, Metered};
+pub use net_stream::NetStream;
 pub use outbound::{
     CloseReason, Closed, NotReading, Outbound, OutboundConfig, OutboundQueue, Room, Slot, outbound,
 };

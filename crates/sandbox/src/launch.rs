@@ -22,6 +22,7 @@ use rustix::pipe::PipeFlags;
 use crate::apply;
 use crate::apply::network::EmptyNetwork;
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK, Shortfall};
+use crate::decide::ceiling;
 use crate::decide::facts::Facts;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{
@@ -57,6 +58,9 @@ pub struct Config {
     /// `/proc` of the host. Landlock still keeps their signals inside. Helpers have a namespace of their
     /// own in any case.
     pub shares_pids: bool,
+    /// A policy of the operator that bounds every other (default: none): what a request permits beyond it is not
+    /// permitted, a request without restrictions gets it, and none runs at a weaker level than `assurance`.
+    pub ceiling: Option<SandboxContext>,
 }
 
 impl Config {
@@ -70,6 +74,7 @@ impl Config {
             cache_plans: true,
             assurance: Assurance::Full,
             shares_pids: false,
+            ceiling: None,
         }
     }
 }
@@ -148,6 +153,9 @@ pub enum PrepareError {
         /// How to get it.
         remedy: String,
     },
+    /// The server's operator does not permit it to anyone.
+    #[error("the operator's policy does not permit {0}")]
+    Ceiling(&'static str),
     /// The policy does not make the working directory readable.
     #[error("working directory `{}` is not readable under this policy", .0.display())]
     WorkingDirectory(PathBuf),
@@ -456,10 +464,22 @@ impl Sandbox {
         context: &SandboxContext,
         around: Surroundings<'_>,
     ) -> Result<Option<Planned>, PrepareError> {
+        let context = &*self.bounded(context);
         if !self.config.cache_plans {
             return self.plan_with(context, around, &HostFacts::default());
         }
         self.plan_cache.plan(context, around, |facts| self.plan_with(context, around, facts))
+    }
+
+    /// The request as far as the ceiling permits it, at no weaker level than the server's.
+    fn bounded<'a>(&self, context: &'a SandboxContext) -> Cow<'a, SandboxContext> {
+        let mut context = ceiling::bounded(context, self.config.ceiling.as_ref());
+        if self.config.ceiling.is_some() {
+            let least = self.config.assurance;
+            let requested = context.assurance.unwrap_or(least);
+            context.to_mut().assurance = Some(requested.max(least));
+        }
+        context
     }
 
     /// Clears the plan cache. Call it before planning again because a file was replaced between
@@ -477,8 +497,11 @@ impl Sandbox {
     ) -> Result<Option<Planned>, PrepareError> {
         let limits = &self.config.limits;
         let writable_history = Arc::clone(&self.writable_history.lock());
-        let server =
-            ServerState { own_files: &self.config.own_files, writable_history: &writable_history };
+        let server = ServerState {
+            own_files: &self.config.own_files,
+            writable_history: &writable_history,
+            ceiling: self.config.ceiling.as_ref(),
+        };
         let resolved = resolve(context, around, facts, limits, server)?;
         if !matches!(resolved, Resolved::Unrestricted) {
             let minimum = context.assurance.unwrap_or(self.config.assurance);
@@ -522,6 +545,10 @@ impl Sandbox {
         request: &Request<'_>,
     ) -> Result<Prepared, PrepareError> {
         let around = request.surroundings();
+        let ceiling = self.config.ceiling.as_ref().map(|ceiling| ceiling.permissions.network());
+        if request.network.is_some() && ceiling == Some(NetworkPolicy::Restricted) {
+            return Err(PrepareError::Ceiling("a network"));
+        }
         let context = &*match request.network {
             Some(_) => with_restricted_network(context),
             None => Cow::Borrowed(context),

@@ -3,9 +3,13 @@
 //! Invariant: secrets are compared in constant time, and no `Debug` shows one.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use codex_exec_host::peer;
 use ring::{digest, hmac};
 use serde::Deserialize;
 use subtle::ConstantTimeEq;
@@ -53,12 +57,23 @@ impl fmt::Debug for SignedBearer {
     }
 }
 
-/// The identity that a connection authenticated as. A connection takes a session over only from a
-/// connection of the same principal.
+/// The identity that a connection authenticated as. Only the principal that opened a session can resume it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {
     /// The program that embeds the server, or the relay.
     Embedder,
+    /// A user of this machine, on a Unix socket.
+    User {
+        /// Its id.
+        uid: u32,
+    },
+    /// A client with a certificate.
+    Certified {
+        /// The SHA-256 of its public key.
+        key: [u8; 32],
+        /// What its token says.
+        token: Box<Principal>,
+    },
     /// Any client of a listener without authentication.
     Anyone,
     /// A client with the capability token.
@@ -91,18 +106,35 @@ pub enum AuthConfigError {
         /// The shortest length allowed, in bytes.
         minimum: usize,
     },
+    /// Others than the server's user and root can write the file.
+    #[error(
+        "{path} can be written by other users (mode {mode:03o}, owner {owner}); make it yours: chown, \
+         chmod 600"
+    )]
+    Writable {
+        /// The file.
+        path: String,
+        /// Its permissions.
+        mode: u32,
+        /// The user id of its owner.
+        owner: u32,
+    },
     /// Not a SHA-256 digest in hexadecimal.
     #[error("--ws-token-sha256 must be 64 hexadecimal digits")]
     BadDigest,
 }
 
+/// The shortest capability token, in bytes.
+const MIN_TOKEN: usize = 16;
+
 /// The shortest secret for signed tokens, in bytes.
 const MIN_SECRET: usize = 32;
 
 impl WebSocketAuth {
-    /// Requires the token in this file; white space around it does not count.
+    /// Requires the token in this file, at least 16 bytes; white space around it does not count. Fails if others
+    /// than this user and root can write the file.
     pub fn capability_token_file(path: &Path) -> Result<Self, AuthConfigError> {
-        let token = read_secret(path, 1)?;
+        let token = read_secret(path, MIN_TOKEN)?;
         Ok(Self::CapabilityToken { sha256: sha256(&token) })
     }
 
@@ -153,9 +185,31 @@ impl WebSocketAuth {
     }
 }
 
+/// Opens a file that decides who may enter; fails if others than this user and root can write it.
+pub(crate) fn open_private(path: &Path) -> Result<File, AuthConfigError> {
+    let shown = || path.display().to_string();
+    let unreadable = |source| AuthConfigError::Unreadable { path: shown(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
+    // What is not a file, such as a pipe of the caller's shell, has its own permissions.
+    let is_others = ![0, peer::own_uid()].contains(&owner) || mode & 0o022 != 0;
+    match metadata.is_file() && is_others {
+        true => Err(AuthConfigError::Writable { path: shown(), mode, owner }),
+        false => Ok(file),
+    }
+}
+
+/// Like [`open_private`], for a file that is read by its name.
+pub(crate) fn check_private(path: &Path) -> Result<(), AuthConfigError> {
+    open_private(path).map(drop)
+}
+
 fn read_secret(path: &Path, minimum: usize) -> Result<Vec<u8>, AuthConfigError> {
     let shown = || path.display().to_string();
-    let text = std::fs::read(path)
+    let mut text = Vec::new();
+    open_private(path)?
+        .read_to_end(&mut text)
         .map_err(|source| AuthConfigError::Unreadable { path: shown(), source })?;
     let text = text.trim_ascii();
     if text.len() < minimum {
@@ -291,19 +345,50 @@ mod tests {
     fn only_the_configured_capability_token_is_accepted() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("token");
-        std::fs::write(&file, " sesame\n").unwrap();
+        std::fs::write(&file, " open sesame, please\n").unwrap();
         let by_file = WebSocketAuth::capability_token_file(&file).unwrap();
-        let digest: String = sha256(b"sesame").iter().map(|b| format!("{b:02x}")).collect();
+        let digest: String =
+            sha256(b"open sesame, please").iter().map(|b| format!("{b:02x}")).collect();
         let by_digest = WebSocketAuth::capability_token_sha256(&digest).unwrap();
         for auth in [by_file, by_digest] {
-            assert_eq!(auth.authenticate(Some("Bearer sesame")), Some(Principal::TokenHolder));
-            assert_eq!(auth.authenticate(Some("bearer  sesame ")), Some(Principal::TokenHolder));
+            assert_eq!(
+                auth.authenticate(Some("Bearer open sesame, please")),
+                Some(Principal::TokenHolder)
+            );
+            assert_eq!(
+                auth.authenticate(Some("bearer  open sesame, please ")),
+                Some(Principal::TokenHolder)
+            );
             assert_eq!(auth.authenticate(Some("Bearer open")), None);
-            assert_eq!(auth.authenticate(Some("Basic sesame")), None);
-            assert_eq!(auth.authenticate(Some("sesame")), None);
+            assert_eq!(auth.authenticate(Some("Basic open sesame, please")), None);
+            assert_eq!(auth.authenticate(Some("open sesame, please")), None);
             assert_eq!(auth.authenticate(None), None);
         }
         assert_eq!(WebSocketAuth::Open.authenticate(None), Some(Principal::Anyone));
+    }
+
+    #[test]
+    fn token_files_that_others_can_write_are_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        std::fs::write(&file, "0123456789abcdef").unwrap();
+        for mode in 0..0o1000 {
+            let permissions = std::fs::Permissions::from_mode(mode | 0o400);
+            std::fs::set_permissions(&file, permissions).unwrap();
+            let private = mode & 0o022 == 0;
+            let by_token = WebSocketAuth::capability_token_file(&file);
+            assert_eq!(by_token.is_ok(), private, "mode {mode:o}");
+            let refused = matches!(by_token, Err(AuthConfigError::Writable { .. }));
+            assert_eq!(refused, !private, "mode {mode:o}");
+            let by_secret = WebSocketAuth::signed_bearer(&file, None, None, Duration::ZERO);
+            let refused = matches!(by_secret, Err(AuthConfigError::Writable { .. }));
+            assert_eq!(refused, !private, "mode {mode:o}");
+        }
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::write(&file, " 0123456789abcde \n").unwrap();
+        let short = WebSocketAuth::capability_token_file(&file);
+        assert!(matches!(short, Err(AuthConfigError::TooShort { minimum: 16, .. })));
     }
 
     #[test]

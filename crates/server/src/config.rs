@@ -1,5 +1,6 @@
 //! Limits and timeouts of a server, each with its default.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,12 @@ use codex_exec_host::sandbox::OwnFiles;
 use codex_exec_rpc::ConnectionConfig;
 use codex_exec_server_protocol::{Assurance, DecodeLimits};
 
+use crate::audit::AuditLog;
+use crate::entry::EntryConfig;
+use crate::limits::LimitConfig;
+use crate::policy::OperatorPolicy;
+use crate::recording::Recorder;
+
 /// Limits and timeouts of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -21,6 +28,17 @@ pub struct ServerConfig {
     pub decode: DecodeLimits,
     /// Limits of each process.
     pub process: ProcessConfig,
+    /// What processes may use.
+    pub limits: LimitConfig,
+    /// Where to log who did what (default: nowhere).
+    pub audit: Option<AuditLog>,
+    /// Whether to count connections, starts and so on (default: false); true with a
+    /// [`metrics_address`](Self::metrics_address).
+    pub metrics: bool,
+    /// Where a server program serves the counters as Prometheus text, at `/metrics` (default: nowhere).
+    pub metrics_address: Option<SocketAddr>,
+    /// Records the terminals of processes (default: none).
+    pub recorder: Option<Recorder>,
     /// Limits of filesystem requests.
     pub files: Arc<FilesConfig>,
     /// Where `environmentConfig/read` and `capabilities/discoverV2` look.
@@ -96,8 +114,13 @@ pub struct ServerConfig {
     pub proxy_private_ips_via_upstream: bool,
     /// Limits of shell snapshots.
     pub shell_snapshots: ShellSnapshotConfig,
-    /// How long a connection may take from TCP accept to the websocket upgrade. Default 10 s.
+    /// How long a TLS handshake may take, and the head of an HTTP request. Default 10 s.
     pub handshake_timeout: Duration,
+    /// What clients may do at most, whatever they ask for. Default none: everything that the server's user may
+    /// do. Requires [`sandbox_executable`](Self::sandbox_executable).
+    pub policy: Option<OperatorPolicy>,
+    /// Limits on the connections of listeners.
+    pub entry: EntryConfig,
 }
 
 impl Default for ServerConfig {
@@ -106,6 +129,11 @@ impl Default for ServerConfig {
             connection: ConnectionConfig::default(),
             decode: DecodeLimits::default(),
             process: ProcessConfig::default(),
+            limits: LimitConfig::default(),
+            audit: None,
+            metrics: false,
+            metrics_address: None,
+            recorder: None,
             files: Arc::default(),
             environment: EnvironmentPlaces::default(),
             sandbox_executable: None,
@@ -129,6 +157,8 @@ impl Default for ServerConfig {
             proxy_private_ips_via_upstream: false,
             shell_snapshots: ShellSnapshotConfig::default(),
             handshake_timeout: Duration::from_secs(10),
+            policy: None,
+            entry: EntryConfig::default(),
         }
     }
 }

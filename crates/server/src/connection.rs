@@ -29,10 +29,13 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::{self, Caller};
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
+use crate::entry::Pass;
 use crate::files::Files;
 use crate::http;
+use crate::metrics::Metrics;
 use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 use crate::session::{Attachment, Holder, Session};
@@ -62,6 +65,9 @@ pub(crate) struct Request {
     id: RequestId,
     outbound: Outbound,
     responded: bool,
+    /// Its record in the audit log, written when this is dropped.
+    audit: Option<Box<audit::Entry>>,
+    metrics: Option<Arc<Metrics>>,
     /// Memory of a large response, held until the response is written.
     memory: Option<Reservation>,
     /// Its part of the connection's limits on pending requests.
@@ -105,13 +111,26 @@ impl Request {
         &self.outbound
     }
 
+    /// Who sent it, for the audit log; `None` without one.
+    pub(crate) fn caller(&self) -> Option<Caller> {
+        self.audit.as_ref().map(|audit| audit.caller())
+    }
+
+    /// Notes the outcome for the audit log.
+    fn record(&mut self, error: Option<&RpcError>) {
+        if let Some(audit) = &mut self.audit {
+            audit.respond(error);
+        }
+    }
+
     /// Sends the response; waits while the client does not read. A large result is encoded only when
     /// there is room: waiting results may share their bytes, their messages would not. Returns false if
     /// the connection has closed.
     pub(crate) async fn respond<R: Encode + Send + Sync + 'static>(
-        self,
+        mut self,
         result: Result<R, RpcError>,
     ) -> bool {
+        self.record(result.as_ref().err());
         let message = match result {
             Ok(result) if result.size_hint() > LARGE_RESPONSE => {
                 return self.send_result(Box::new(result)).await;
@@ -127,6 +146,12 @@ impl Request {
     /// Sends the encoded response into its reserved slot.
     fn send(mut self, slot: Slot, message: impl Into<Bytes>) {
         let message = message.into();
+        if let Some(metrics) = &self.metrics {
+            metrics.sent(message.len());
+        }
+        if let Some(audit) = &mut self.audit {
+            audit.sent(message.len());
+        }
         slot.send(match self.memory.take() {
             Some(memory) => Bytes::from_owner(ReservedMessage { message, _memory: memory }),
             None => message,
@@ -136,11 +161,12 @@ impl Request {
 
     /// Sends a result as [`respond`](Self::respond) does, and drops it afterwards. Encodes a huge one on
     /// the pool.
-    pub(crate) async fn send_result<A, R>(self, result: A) -> bool
+    pub(crate) async fn send_result<A, R>(mut self, result: A) -> bool
     where
         A: Deref<Target = R> + Send + Sync + 'static,
         R: Encode,
     {
+        self.record(None);
         let hint = result.size_hint();
         let Ok(slot) = self.outbound.reserve(hint).await else { return false };
         let id = self.id.clone();
@@ -160,9 +186,10 @@ impl Request {
 
     /// Sends the response at once if there is room, else from a task that waits for room.
     pub(crate) fn respond_without_waiting<R: Encode + Send + Sync + 'static>(
-        self,
+        mut self,
         result: Result<R, RpcError>,
     ) {
+        self.record(result.as_ref().err());
         let len = result.as_ref().map_or(LARGE_RESPONSE, Encode::size_hint);
         let Some(slot) = self.outbound.try_reserve(len) else {
             tokio::spawn(async move { self.respond(result).await });
@@ -209,13 +236,20 @@ impl Drop for Request {
         tracing::debug!(id = %self.id, "request dropped without a response");
         let error =
             RpcError::internal(ErrorKind::Internal, "the server failed to handle this request");
+        self.record(Some(&error));
         self.outbound.send_now(encode::error(&self.id, &error));
     }
 }
 
 /// Serves a connection until it closes.
-pub(crate) async fn serve(server: Server, principal: Principal, mut connection: Connection) {
+pub(crate) async fn serve(
+    server: Server,
+    principal: Principal,
+    pass: Option<Arc<Pass>>,
+    mut connection: Connection,
+) {
     let transfer = connection.transfer();
+    let _counted = server.metrics().map(Metrics::connection);
     let mut state =
         ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
     let (shutdown, evicted) = (state.server.clone(), state.holder.evicted.clone());
@@ -227,6 +261,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
                     state.handle_message(&message, memory).await;
                     if !matches!(state.stage, Stage::New) {
                         connection.lift_limit();
+                        if let Some(pass) = &pass {
+                            pass.initialized();
+                        }
                     }
                 }
                 Some(Err(error @ TransportError::TooLong { .. })) => {
@@ -247,6 +284,9 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         biased;
         () = shutdown.shutting_down() => {}
         () = evicted.cancelled() => {}
+        () = must_leave(pass.as_deref()) => {
+            tracing::debug!("closed a connection that did not initialize");
+        }
         () = transfer.revoked() => {
             tracing::info!("closed a connection that held memory which others waited for");
         }
@@ -255,6 +295,14 @@ pub(crate) async fn serve(server: Server, principal: Principal, mut connection: 
         },
     }
     state.detach();
+}
+
+/// Resolves if a connection of a listener has not initialized in time.
+async fn must_leave(pass: Option<&Pass>) {
+    match pass {
+        Some(pass) => pass.must_leave().await,
+        None => std::future::pending().await,
+    }
 }
 
 macro_rules! dispatch_files {
@@ -287,6 +335,8 @@ struct ConnectionState {
     /// Requests of the server to this client.
     calls: Arc<ClientCalls>,
     holder: Holder,
+    /// Who is at the other end, for the audit log.
+    caller: Caller,
     response_memory: ResponseMemory,
     count: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -299,7 +349,9 @@ impl ConnectionState {
         let evicted = CancellationToken::new();
         let response_memory =
             ResponseMemory::new(server.config(), server.response_budget(), transfer);
+        let caller = server.audit().map(|_| Caller::new(&principal)).unwrap_or_default();
         Self {
+            caller,
             holder: Holder { principal, peer: outbound.peer(), evicted },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
@@ -318,7 +370,17 @@ impl ConnectionState {
         match Incoming::parse(message, &self.server.config().decode) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 tracing::debug!(%id, method, ?trace, "request");
-                let request = self.admit_request(id, &method, message.len(), memory).await;
+                let mut request = self.admit_request(id, &method, message.len(), memory).await;
+                if let Some(metrics) = self.server.metrics() {
+                    metrics.received(message.len());
+                }
+                if let Some(log) = self.server.audit() {
+                    request.audit = log.entry(&self.caller, &method, params, message.len());
+                    if let Some(refusal) = log.refusal() {
+                        request.respond::<InitializeResponse>(Err(refusal)).await;
+                        return;
+                    }
+                }
                 // A panic drops the request, which sends an error; later requests are not affected.
                 let _ =
                     AssertUnwindSafe(self.dispatch(request, &method, params)).catch_unwind().await;
@@ -373,6 +435,8 @@ impl ConnectionState {
             id,
             outbound: self.outbound.clone(),
             responded: false,
+            audit: None,
+            metrics: self.server.metrics().cloned(),
             memory: None,
             _permits: permits,
         }
@@ -509,6 +573,14 @@ impl ConnectionState {
             }
             Method::HttpRequest => {
                 let params = parsed!(call::HttpRequest);
+                if let Some(policy) = &server.config().policy {
+                    let variables = params.headers.iter();
+                    let variables = variables.filter_map(|header| header.value_env_var.as_deref());
+                    if let Err(error) = policy.check_http(variables) {
+                        request.respond::<<call::HttpRequest as Call>::Response>(Err(error)).await;
+                        return;
+                    }
+                }
                 self.http.call(request, params, self.response_memory.clone());
             }
             Method::File(method) => self.handle_file(request, method, params).await,
@@ -527,6 +599,13 @@ impl ConnectionState {
         let handles = attached.session.persistent_handles(&self.server.config().files);
         self.files.attach(handles);
         self.stage = Stage::AwaitingInitialized(attached.clone());
+        if self.server.audit().is_some() {
+            self.caller = self.caller.in_session(attached.session.id());
+        }
+        let mut request = request;
+        if let Some(audit) = &mut request.audit {
+            audit.set_caller(self.caller.clone());
+        }
         let response = InitializeResponse {
             session_id: Some(attached.session.id().to_owned()),
             environment_info: Some(self.server.environment_info()),
@@ -556,13 +635,14 @@ impl ConnectionState {
                 sessions.create(requested_ttl.unwrap_or(config.detach_ttl), self.holder.clone())
             }
         };
-        tracing::info!(client = params.client_name, session = session.id(), "session attached");
+        let number = session.group().0;
+        tracing::info!(client = params.client_name, session = number, "session attached");
         Ok(Attached { session, attachment })
     }
 
     fn detach(self) {
         if let Stage::AwaitingInitialized(attached) | Stage::Ready(attached) = self.stage {
-            tracing::info!(session = attached.session.id(), "session detached");
+            tracing::info!(session = attached.session.group().0, "session detached");
             self.server.sessions().detach(attached.session, attached.attachment);
         }
     }

@@ -61,7 +61,7 @@ pub async fn run_direct_environment_until<C: Credential + 'static>(
     let registry = registry.with_trace(TraceContext::from_env());
     tracing::info!(environment_id, registry = %registry.base(), "serving directly");
     runtime_paths.configure(&mut server);
-    let server = Server::new(server).map_err(RemoteRunError::Setup)?;
+    let server = Server::start(server).await.map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
     let drain = server.shut_down();

@@ -23,6 +23,7 @@ use codex_exec_server_protocol::{ErrorKind, RpcError};
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
 
+use crate::policy;
 use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 
@@ -38,6 +39,11 @@ pub(crate) async fn config(
     params: EnvironmentConfigReadParams,
     memory: ResponseMemory,
 ) -> Held<EnvironmentConfigReadResponse> {
+    // It reads files of the server's user without a sandbox.
+    if server.confiner().is_bounded() {
+        let error = policy::refused("environmentConfig/read", "read");
+        return (Err(error), None);
+    }
     let held = memory.reserve(MAX_ANSWER_BYTES as u64).await;
     let turn = CONFIG_READS.acquire().await;
     let read = pool::blocking(move || {

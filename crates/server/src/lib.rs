@@ -7,48 +7,64 @@
 //! The path of a request: [`Connection`] → envelope → one match in `connection` → handler →
 //! owner of the process → response → the connection's bounded send queue.
 
+mod audit;
 mod auth;
 mod client_calls;
 mod config;
 mod connection;
 #[cfg(feature = "remote")]
 mod direct;
+mod entry;
 mod environment;
 mod files;
 #[cfg(feature = "remote")]
 mod forward;
 mod http;
 mod lanes;
+mod limits;
 mod listen_url;
 mod listener;
 mod managed_network;
+mod metrics;
 mod network;
+mod policy;
 mod process;
+mod recording;
 #[cfg(feature = "remote")]
 mod remote;
 mod response_memory;
 mod run;
 mod sandbox;
 mod server;
+mod service_manager;
 mod session;
 mod shell_snapshots;
 mod sink;
+mod socket_file;
 #[cfg(test)]
 mod takeover_tests;
+mod tls;
 
+pub use audit::{AuditConfig, AuditLog};
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::{ServerConfig, ShellSnapshotConfig};
 #[cfg(feature = "remote")]
 pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
+pub use entry::EntryConfig;
+pub use limits::{LimitConfig, Quota};
 pub use listen_url::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenUrl};
 pub use listener::WebSocketListener;
+pub use policy::{OperatorPolicy, PolicyFileError};
+pub use recording::{RecordConfig, Recorder};
 #[cfg(feature = "remote")]
 pub use remote::{
     RemoteEnvironmentConfig, RemoteExecutorConfig, RemoteRunError, run_remote_environment,
     run_remote_environment_until, run_remote_executor, run_remote_executor_until,
 };
-pub use run::{ExecServerRuntimePaths, RunError, run, run_main, shutdown_signal};
+pub use run::{ExecServerRuntimePaths, Listening, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
+pub use service_manager::{InheritedSocket, ServiceNotifier};
+pub use tls::{TlsError, TlsFiles};
 
 // The types of the configuration's fields, and the connections that a server serves.
 pub use codex_exec_host::environment::EnvironmentPlaces;

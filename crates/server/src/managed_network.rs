@@ -24,7 +24,8 @@ use codex_exec_network::{
     proxy_variables,
 };
 use codex_exec_server_protocol::network::{
-    CredentialProvider, NetworkInfo, NetworkProxyLaunch, NetworkRoutes, NetworkRules, PolicyRequest,
+    CredentialProvider, ManagedNetwork as ManagedNetworkLimits, NetworkInfo, NetworkProxyLaunch,
+    NetworkRoutes, NetworkRules, PolicyRequest,
 };
 use codex_exec_server_protocol::process::{ExecParams, ProcessId};
 use codex_exec_server_protocol::{
@@ -110,7 +111,7 @@ impl ManagedNetworks {
                 let argv = &params.argv;
                 Box::pin(self.start_proxy(launch, argv, environment, controller, enforced)).await
             }
-            None if enforced => bridges(environment),
+            None if enforced => bridges(environment, params.managed_network.as_ref()),
             None => Ok(ProcessNetwork::default()),
         }
     }
@@ -173,13 +174,26 @@ impl ManagedNetworks {
     }
 }
 
-/// Leads the process to the client's own proxies.
-fn bridges(environment: &Environment) -> Result<ProcessNetwork, RpcError> {
+/// Leads the process to the client's own proxies. If `limits` lists ports, all of them have to be listed: a
+/// variable that the client did not set must not open another service of this machine.
+fn bridges(
+    environment: &Environment,
+    limits: Option<&ManagedNetworkLimits>,
+) -> Result<ProcessNetwork, RpcError> {
     let variable = |name: &str| environment.get(OsStr::new(name))?.to_str().map(str::to_owned);
     let ports = loopback_proxy_ports(variable);
     if ports.is_empty() {
         let message = "enforceManagedNetwork needs networkProxy, or proxy variables in the \
                        environment that name a proxy on 127.0.0.1";
+        return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
+    }
+    let listed = limits.map_or(&[][..], |limits| &limits.loopback_ports);
+    let unlisted = ports.iter().find(|port| !listed.is_empty() && !listed.contains(port));
+    if let Some(port) = unlisted {
+        let message = format!(
+            "the proxy variables in the environment name port {port} of 127.0.0.1, which \
+             managedNetwork.loopbackPorts does not list"
+        );
         return Err(RpcError::invalid_params(ErrorKind::InvalidParams, message));
     }
     let ending = CancellationToken::new();
@@ -369,8 +383,9 @@ impl Opening {
         pool::blocking(move || {
             let directory = places.codex_home()?.join("proxy");
             let authority = CertificateAuthority::new()?;
-            let extra = std::env::var_os("SSL_CERT_FILE");
-            let roots = Roots::load(extra.as_deref().map(Path::new));
+            let extra = ["SSL_CERT_FILE", "CODEX_CA_CERTIFICATE"].map(std::env::var_os);
+            let extra: Vec<_> = extra.into_iter().flatten().map(PathBuf::from).collect();
+            let roots = Roots::load(&extra);
             let upstream_tls = roots.client_config().map_err(AuthorityError::from)?;
             let files = CaFiles::write(&directory, authority.pem(), &roots.pem());
             Ok(Self {

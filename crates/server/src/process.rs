@@ -6,12 +6,14 @@
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use codex_exec_host::files::Reservation;
 use codex_exec_host::pool::{self, WorkError};
 use codex_exec_host::process::{
-    Command, Environment, Group, Launch, LaunchError, NoTerminal, ProcessHandle, ProcessHost,
-    StartError, Started, WhileRunning, environment, environment_is_costly,
+    Command, Environment, Group, Launch, LaunchError, NoTerminal, OnExit, ProcessHandle,
+    ProcessHost, StartError, Started, TerminalTap, UntilGone, WhileRunning, environment,
+    environment_is_costly,
 };
 use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
 use codex_exec_server_protocol::network::{
@@ -26,8 +28,12 @@ use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use crate::audit::Caller;
 use crate::connection::{Attached, Request};
+use crate::limits;
 use crate::managed_network::{Controller, Inside};
+use crate::metrics::Metrics;
+use crate::recording::Recorder;
 use crate::response_memory::{ResponseMemory, is_small};
 use crate::sandbox::Confiner;
 use crate::server::Server;
@@ -66,7 +72,7 @@ impl StartFailure {
             StartError::Sandbox(failure) if failure.is_target() => {
                 RpcError::internal(kind, format!("cannot start `{program}`: {failure}"))
             }
-            StartError::Launch(_) | StartError::Sandbox(_) => {
+            StartError::Launch(_) | StartError::Limit(_) | StartError::Sandbox(_) => {
                 RpcError::invalid_params(kind, error.to_string())
             }
             StartError::Spawn(_) | StartError::Setup { .. } => {
@@ -89,6 +95,9 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
         return request.respond_without_waiting::<ExecResponse>(Err(error));
     }
     let program = params.argv.first().cloned().unwrap_or_default();
+    let metrics = server.metrics().cloned();
+    let began = metrics.as_ref().map(|_| Instant::now());
+    let caller = request.caller();
     let session = attached.session.clone();
     let mut started = None;
     let network: Arc<Mutex<Managed>> = Arc::default();
@@ -96,7 +105,8 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
         let (server, session, network) = (server.clone(), session.clone(), network.clone());
         let host = server.host().clone();
         let launch = move |params, attempt| {
-            launch(server.clone(), session.clone(), params, attempt, network.clone())
+            let caller = caller.clone();
+            launch(server.clone(), session.clone(), params, attempt, network.clone(), caller)
         };
         let first = launch(params.clone(), Attempt::First);
         let again = move |failure: &Failure| Some(launch(params, Attempt::after(failure)?));
@@ -120,7 +130,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
             }
         };
         match started.await {
-            Ok(Ok(Started { assurance, network: descriptors })) => {
+            Ok(Ok(Started { assurance, network: descriptors, limits })) => {
                 let Managed { inside, mut info } = std::mem::take(&mut *network.lock());
                 if let (Some(descriptors), Some(inside)) = (descriptors, inside) {
                     let routes = inside.serve(descriptors);
@@ -135,14 +145,22 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                     sandbox_type: Some(kind),
                     sandbox_assurance: assurance,
                     network: info,
+                    limits,
                 };
+                if let (Some(metrics), Some(began)) = (metrics, began) {
+                    metrics.started(began.elapsed());
+                }
                 // Events follow the response.
                 if request.respond(Ok(response)).await {
                     attached.session.attach(&process, attached.attachment, &outbound);
                 }
             }
             Ok(Err(failure)) => {
-                request.respond::<ExecResponse>(Err(failure.into_rpc(&program))).await;
+                let error = failure.into_rpc(&program);
+                if let Some(metrics) = metrics {
+                    metrics.start_failed(error.kind.unwrap_or(ErrorKind::Internal));
+                }
+                request.respond::<ExecResponse>(Err(error)).await;
             }
             // The session ended before the process started.
             Err(_) => {
@@ -243,25 +261,39 @@ async fn hidden_program(
 async fn launch(
     server: Server,
     session: Arc<Session>,
-    params: ExecParams,
+    mut params: ExecParams,
     attempt: Attempt,
     managed: Arc<Mutex<Managed>>,
+    caller: Option<Caller>,
 ) -> Result<Launch, StartFailure> {
     if params.argv.is_empty() {
         return Err(LaunchError::EmptyArgv.into());
     }
+    let config = &server.config().limits;
+    let limits = config.resolve(params.limits.take()).map_err(StartFailure::Refused)?;
+    let admission = limits::admit(session.ledger(), server.ledger(), limits.as_ref());
+    let admission = admission.map_err(StartFailure::Refused)?;
+    params.limits = limits;
     let starter = Starter {
         host: server.host().clone(),
         confiner: server.confiner().clone(),
         group: session.group(),
     };
+    let mut params = params;
+    let policy = server.config().policy.as_ref();
+    if let Some(policy) = policy {
+        policy.hold_process(&mut params).map_err(StartFailure::Refused)?;
+    }
     let (mut params, mut environment) = environment_of(params).await?;
+    if let Some(policy) = policy {
+        policy.hold_environment(&mut environment);
+    }
     let controller = Controller::new(&session, params.process_id.clone());
     let networks = server.managed_networks();
     let network = networks.start(&params, &mut environment, controller).await;
     let network = network.map_err(StartFailure::Refused)?;
-    let (snapshots, limits) = (session.shell_snapshots(), server.config().shell_snapshots);
-    let replay = snapshots.replay(&starter, limits, &params, &environment).await?;
+    let (snapshots, config) = (session.shell_snapshots(), server.config().shell_snapshots);
+    let replay = snapshots.replay(&starter, config, &params, &environment).await?;
     if let Some(context) = &mut params.sandbox {
         network.make_readable(context);
     }
@@ -277,8 +309,46 @@ async fn launch(
         launch = launch.listed_as(listed);
     }
     *managed.lock() = Managed { inside: network.inside, info: network.info };
-    launch.while_running = Some(WhileRunning::new(network.held));
+    if let (Some(recorder), Some(size)) = (&server.config().recorder, launch.terminal) {
+        launch.tap = Some(record(recorder.clone(), launch.argv.clone(), size).await?);
+    }
+    let counted = server.metrics().map(Metrics::process);
+    launch.while_running = Some(WhileRunning::new((network.held, counted)));
+    launch.on_exit = on_exit(&server, launch.process_id.clone(), caller);
+    launch.until_gone = admission.map(UntilGone::new);
     Ok(launch)
+}
+
+/// Starts the recording of a terminal.
+async fn record(
+    recorder: Recorder,
+    argv: Vec<String>,
+    size: TerminalSize,
+) -> Result<Box<dyn TerminalTap>, StartFailure> {
+    let started = pool::blocking(move || recorder.record(&argv, size)).await;
+    let started = started.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    match started {
+        Ok(recording) => Ok(Box::new(recording)),
+        Err(source) => {
+            Err(StartError::Setup { what: "the recording of its terminal", source }.into())
+        }
+    }
+}
+
+/// What to do when a process has exited; `None` if nothing wants to know.
+fn on_exit(server: &Server, process: ProcessId, caller: Option<Caller>) -> Option<OnExit> {
+    let (metrics, audit) = (server.metrics().cloned(), server.audit().cloned());
+    if metrics.is_none() && audit.is_none() {
+        return None;
+    }
+    Some(OnExit::new(move |exit| {
+        if let Some(metrics) = metrics {
+            metrics.exited(exit);
+        }
+        if let Some(audit) = audit {
+            audit.exited(&caller.unwrap_or_default(), &process, exit);
+        }
+    }))
 }
 
 /// How many policies with many patterns are applied at once; compiled, each takes some 10 MiB.
@@ -458,7 +528,14 @@ mod tests {
     #[test]
     fn launch_of_a_process_is_small() {
         fn size<F>(
-            _: impl Fn(Server, Arc<Session>, ExecParams, Attempt, Arc<Mutex<Managed>>) -> F,
+            _: impl Fn(
+                Server,
+                Arc<Session>,
+                ExecParams,
+                Attempt,
+                Arc<Mutex<Managed>>,
+                Option<Caller>,
+            ) -> F,
         ) -> usize {
             size_of::<F>()
         }

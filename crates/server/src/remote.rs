@@ -217,7 +217,7 @@ async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), RemoteRunError> {
     runtime_paths.configure(&mut config);
-    let server = Server::new(config).map_err(RemoteRunError::Setup)?;
+    let server = Server::start(config).await.map_err(RemoteRunError::Setup)?;
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
     let served = serve_streams(relay, target, accept, stop, server.shut_down()).await;

@@ -20,10 +20,15 @@ use codex_exec_server_protocol::{
 };
 
 use crate::config::ServerConfig;
+use crate::policy::{self, OperatorPolicy};
 
 /// Confines requests, if this server can.
 #[derive(Debug, Clone)]
-pub(crate) struct Confiner(Option<Enforcer>);
+pub(crate) struct Confiner {
+    enforcer: Option<Enforcer>,
+    /// Every request is held to the operator's policy.
+    bounded: bool,
+}
 
 #[derive(Debug, Clone)]
 struct Enforcer {
@@ -34,30 +39,39 @@ struct Enforcer {
 impl Confiner {
     /// Re-enters the configured executable; without one, the server refuses sandboxes.
     pub(crate) fn new(config: &ServerConfig, host: &ProcessHost) -> io::Result<Self> {
-        let Some(executable) = &config.sandbox_executable else { return Ok(Self(None)) };
+        let bounded = config.policy.is_some();
+        let Some(executable) = &config.sandbox_executable else {
+            return Ok(Self { enforcer: None, bounded });
+        };
         let mut setup = SandboxConfig::new(executable);
         setup.own_files = config.own_files.clone();
         setup.assurance = config.sandbox_assurance;
         setup.cache_plans = config.sandbox_plan_cache;
         setup.shares_pids = config.sandbox_shares_pids;
+        setup.ceiling = config.policy.as_ref().map(OperatorPolicy::ceiling);
         let sandbox = Arc::new(NativeSandbox::new(setup)?);
         let helpers = Helpers::new(sandbox.clone(), host.clone(), config.files.clone());
-        Ok(Self(Some(Enforcer { sandbox, helpers })))
+        Ok(Self { enforcer: Some(Enforcer { sandbox, helpers }), bounded })
     }
 
     /// Whether this server can enforce a sandbox at all.
     pub(crate) fn is_available(&self) -> bool {
-        self.0.is_some()
+        self.enforcer.is_some()
     }
 
     /// The strongest level that this machine offers.
     pub(crate) fn assurance(&self) -> Option<Assurance> {
-        self.0.as_ref().and_then(|enforcer| enforcer.sandbox.assurance())
+        self.enforcer.as_ref().and_then(|enforcer| enforcer.sandbox.assurance())
+    }
+
+    /// Whether every request is held to the operator's policy.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.bounded
     }
 
     /// Drops the cached plans: a path changed while a plan was in use.
     pub(crate) fn forget_plans(&self) {
-        if let Some(enforcer) = &self.0 {
+        if let Some(enforcer) = &self.enforcer {
             enforcer.sandbox.forget_plans();
         }
     }
@@ -65,12 +79,15 @@ impl Confiner {
     /// The backend for a filesystem request under `context`: this process, or a sandboxed helper.
     pub(crate) fn backend(
         &self,
-        context: Option<SandboxContext>,
+        mut context: Option<SandboxContext>,
         only_reads: bool,
     ) -> impl Future<Output = Result<Backend, FileError>> + Send + use<> {
-        let enforcer = self.0.clone();
+        let (enforcer, bounded) = (self.enforcer.clone(), self.bounded);
+        if bounded {
+            policy::hold(&mut context);
+        }
         async move {
-            match (context.filter(restricts), enforcer) {
+            match (context.filter(|context| bounded || restricts(context)), enforcer) {
                 (None, _) => Ok(Backend::Here),
                 (Some(context), Some(enforcer)) => {
                     enforcer.helpers.backend(context, only_reads).await
@@ -92,10 +109,10 @@ impl Confiner {
         inherit: Option<Arc<OwnedFd>>,
         denial: Option<String>,
     ) -> Result<Option<Launch>, RpcError> {
-        if !restricts(&context) && network.is_none() {
+        if !self.bounded && !restricts(&context) && network.is_none() {
             return Ok(None);
         }
-        let Some(Enforcer { sandbox, .. }) = self.0.clone() else {
+        let Some(Enforcer { sandbox, .. }) = self.enforcer.clone() else {
             return Err(RpcError::invalid_params(ErrorKind::SandboxUnavailable, UNAVAILABLE));
         };
         let argv: Vec<OsString> = params.argv.iter().map(OsString::from).collect();
@@ -113,6 +130,11 @@ impl Confiner {
             }
         });
         match prepared.await {
+            // Nothing runs without the operator's policy.
+            Ok(Ok(None)) if self.bounded => Err(RpcError::internal(
+                ErrorKind::Internal,
+                "the operator's policy restricts nothing",
+            )),
             Ok(Ok(None)) => Ok(None),
             Ok(Ok(Some(launch))) => {
                 if launch.globs_truncated {

@@ -2,20 +2,26 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use codex_exec_host::machine;
 use codex_exec_host::process::ProcessHost;
+use codex_exec_host::{machine, pool};
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use codex_exec_server_protocol::{Assurance, PathUri};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::AuditLog;
 use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::entry::{Gate, Pass};
 use crate::lanes::Lanes;
+use crate::limits::{Ledger, Whose};
 use crate::managed_network::ManagedNetworks;
+use crate::metrics::{self, Metrics};
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
 
@@ -50,8 +56,11 @@ struct Shared {
     shutdown: CancellationToken,
     connections: TaskTracker,
     lanes: Lanes,
+    gate: Gate,
     message_budget: Budget,
     response_budget: Budget,
+    ledger: Ledger,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Server {
@@ -59,11 +68,20 @@ impl Server {
     pub fn new(config: ServerConfig) -> io::Result<Self> {
         let host = ProcessHost::new(config.process.clone())?;
         let confiner = Confiner::new(&config, &host)?;
+        if config.policy.is_some() && confiner.assurance() < Some(config.sandbox_assurance) {
+            let reason = "the operator's policy needs a sandbox, and this machine offers less than \
+                          --sandbox-assurance; see codex doctor";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
         let lanes = Lanes::start(config.lanes)?;
+        let metrics = config.metrics.then(Arc::default);
         Ok(Self(Arc::new(Shared {
-            sessions: Sessions::new(host.clone()),
+            sessions: Sessions::new(host.clone(), config.limits.session, metrics.clone()),
+            metrics,
+            ledger: Ledger::new(Whose::Server, config.limits.server),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
+            gate: Gate::new(config.entry),
             message_budget: Budget::new(config.message_memory),
             response_budget: Budget::new(config.response_memory),
             confiner,
@@ -75,19 +93,36 @@ impl Server {
         })))
     }
 
+    /// Creates a server, and serves its counters if the configuration says where.
+    pub(crate) async fn start(mut config: ServerConfig) -> io::Result<Self> {
+        let Some(address) = config.metrics_address else { return Self::new(config) };
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot serve metrics at {address}: {error}"))
+        })?;
+        config.metrics = true;
+        let server = Self::new(config)?;
+        tokio::spawn(metrics::serve(listener, server.clone()));
+        Ok(server)
+    }
+
     /// Serves a connection in a new task.
     pub fn serve(&self, connection: Connection) {
-        self.serve_as(Principal::Embedder, connection);
+        self.serve_as(Principal::Embedder, None, connection);
     }
 
     /// Like [`serve`](Self::serve), for a peer that the listener has authenticated.
-    pub(crate) fn serve_as(&self, principal: Principal, connection: Connection) {
-        self.0.connections.spawn(connection::serve(self.clone(), principal, connection));
+    pub(crate) fn serve_as(
+        &self,
+        principal: Principal,
+        pass: Option<Arc<Pass>>,
+        connection: Connection,
+    ) {
+        self.0.connections.spawn(connection::serve(self.clone(), principal, pass, connection));
     }
 
     /// Serves a connection until it closes.
     pub async fn serve_until_closed(&self, connection: Connection) {
-        let serving = connection::serve(self.clone(), Principal::Embedder, connection);
+        let serving = connection::serve(self.clone(), Principal::Embedder, None, connection);
         self.0.connections.track_future(serving).await;
     }
 
@@ -111,6 +146,9 @@ impl Server {
         self.0.connections.close();
         self.0.connections.wait().await;
         self.0.sessions.end_all().await;
+        if let Some(audit) = self.audit().cloned() {
+            let _ = pool::blocking(move || audit.flush(AUDIT_FLUSH)).await;
+        }
     }
 
     /// Resolves when the server begins to shut down.
@@ -147,6 +185,26 @@ impl Server {
         &self.0.lanes
     }
 
+    /// The limits on connections of the listeners.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+
+    /// The counters, if this server has some.
+    pub(crate) fn metrics(&self) -> Option<&Arc<Metrics>> {
+        self.0.metrics.as_ref()
+    }
+
+    /// The audit log, if this server has one.
+    pub(crate) fn audit(&self) -> Option<&AuditLog> {
+        self.0.config.audit.as_ref()
+    }
+
+    /// What all processes use of the server's budget.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
     /// Memory for large responses, shared by all connections.
     pub(crate) fn response_budget(&self) -> &Budget {
         &self.0.response_budget
@@ -168,8 +226,16 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
+/// How long the last records of the audit log may take.
+const AUDIT_FLUSH: Duration = Duration::from_secs(2);
+
 /// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
 const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";
+
+/// The release of the other implementation that this server stands in for, and the version of this program
+/// as build metadata. Clients use some features only from a release on (`capabilities/discoverV2` from
+/// 0.164), whatever the capabilities say. The interop suite compares it with the newest release.
+const EXECUTOR_VERSION: &str = concat!("0.169.0+codex-exec-server.", env!("CARGO_PKG_VERSION"));
 
 fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
     let shell = machine::shell();
@@ -180,7 +246,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             name: machine::shell_name(&shell),
             path: shell.to_string_lossy().into_owned(),
         },
-        executor_version: env!("CARGO_PKG_VERSION").to_owned(),
+        executor_version: EXECUTOR_VERSION.to_owned(),
         provider_id: Some(PROVIDER_ID.to_owned()),
         cwd: None,
         user_home_dir: machine::home().as_deref().and_then(uri),
@@ -216,6 +282,7 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             process_close_stdin: true,
             process_retain: true,
             process_retain_until_read: true,
+            process_limits: true,
             session_detach_ttl: true,
             fs_search: true,
             fs_glob: true,

@@ -5,11 +5,12 @@
 //!  (none) ───────────────▶ Attached ────────▶ Detached ───────────────────▶ ended: all killed
 //!                           │ ▲                  │
 //!                           │ └──────────────────┘ resume
-//!                           └─▶ attached to another connection: resume, by the same principal,
-//!                               while the old connection does not answer a ping
+//!                           └─▶ attached to another connection: resume while the old connection does
+//!                               not answer a ping
 //! ```
 //!
-//! Invariant: a session has at most one connection, and its processes end with it.
+//! Invariant: a session has at most one connection, and its processes end with it. Only the principal that
+//! opened it can resume it; to others it does not exist. Its id is a secret: logs have a number instead.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use codex_exec_host::files::{FilesConfig, PersistentHandles};
 use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
 use codex_exec_rpc::{Outbound, Peer};
-use codex_exec_server_protocol::process::{ProcessId, ProcessSignal};
+use codex_exec_server_protocol::process::ProcessId;
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -28,7 +29,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Principal;
 use crate::client_calls::ClientCalls;
+use crate::limits::{Ledger, Quota, Whose};
 use crate::managed_network::RulesHandle;
+use crate::metrics::Metrics;
 use crate::shell_snapshots::ShellSnapshots;
 use crate::sink::NotificationSink;
 
@@ -42,6 +45,9 @@ const POLLS_AFTER_EXIT: u32 = 200;
 #[derive(Debug, Clone)]
 pub(crate) struct Sessions {
     host: ProcessHost,
+    /// What the processes of one session may use.
+    quota: Quota,
+    metrics: Option<Arc<Metrics>>,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
     /// Sessions whose processes are being killed.
@@ -52,6 +58,8 @@ pub(crate) struct Sessions {
 #[derive(Debug)]
 pub(crate) struct Session {
     id: String,
+    /// Who opened it.
+    owner: Principal,
     group: Group,
     state: Mutex<State>,
     /// The rules of the proxies of its running processes.
@@ -59,6 +67,8 @@ pub(crate) struct Session {
     /// File handles that outlive a connection; they close with the session.
     persistent_handles: OnceLock<Arc<PersistentHandles>>,
     shell_snapshots: Arc<ShellSnapshots>,
+    ledger: Ledger,
+    metrics: Option<Arc<Metrics>>,
 }
 
 #[derive(Debug)]
@@ -113,8 +123,9 @@ pub(crate) enum InsertError {
 }
 
 impl Sessions {
-    pub(crate) fn new(host: ProcessHost) -> Self {
-        Self { host, by_id: Arc::default(), last_group: Arc::default(), ending: TaskTracker::new() }
+    pub(crate) fn new(host: ProcessHost, quota: Quota, metrics: Option<Arc<Metrics>>) -> Self {
+        let (by_id, last_group) = (Arc::default(), Arc::default());
+        Self { host, quota, metrics, by_id, last_group, ending: TaskTracker::new() }
     }
 
     /// Creates a session, attached to `holder`.
@@ -125,6 +136,7 @@ impl Sessions {
     ) -> (Arc<Session>, Attachment) {
         let session = Arc::new(Session {
             id: uuid::Uuid::new_v4().to_string(),
+            owner: holder.principal.clone(),
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
                 processes: HashMap::new(),
@@ -138,13 +150,15 @@ impl Sessions {
             network_rules: Mutex::default(),
             persistent_handles: OnceLock::new(),
             shell_snapshots: Arc::default(),
+            ledger: Ledger::new(Whose::Session, self.quota),
+            metrics: self.metrics.clone(),
         });
         self.by_id.lock().insert(session.id.clone(), session.clone());
         (session, Attachment(0))
     }
 
-    /// Attaches to a detached session, or takes it over from a silent connection: a connection of the
-    /// same principal that does not answer a ping within `timeout` loses the session.
+    /// Attaches to a detached session of the same principal, or takes it over from a silent connection: one
+    /// that does not answer a ping within `timeout` loses the session.
     pub(crate) async fn resume(
         &self,
         id: &str,
@@ -156,13 +170,15 @@ impl Sessions {
             let message = format!("unknown session id {id}");
             RpcError::invalid_request(ErrorKind::UnknownSession, message)
         };
-        let session = self.by_id.lock().get(id).cloned().ok_or_else(unknown)?;
+        let session = self.by_id.lock().get(id).cloned();
+        let session = session.filter(|session| session.owner == newcomer.principal);
+        let session = session.ok_or_else(unknown)?;
         let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
-            && holder.principal == newcomer.principal
             && !holder.peer.responds_within(timeout).await
         {
-            tracing::info!(session = id, "took the session over from an unresponsive connection");
+            let number = session.group.0;
+            tracing::info!(session = number, "took the session over from a silent connection");
             attached = session.try_attach(Some(*attachment), detach_ttl, &newcomer);
         }
         match attached {
@@ -198,12 +214,21 @@ impl Sessions {
         });
     }
 
+    /// How many sessions have a connection, and how many have none.
+    pub(crate) fn counts(&self) -> [usize; 2] {
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        let is_attached =
+            |session: &&Arc<Session>| session.state.lock().presence == Presence::Attached;
+        let attached = all.iter().filter(is_attached).count();
+        [attached, all.len() - attached]
+    }
+
     /// Sends SIGTERM to every process and waits until all have exited.
     pub(crate) async fn terminate_all(&self) {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
         let all: Vec<_> = all.iter().flat_map(|session| session.processes()).collect();
         for process in &all {
-            drop(process.signal(ProcessSignal::Terminate));
+            process.stop();
         }
         for process in all {
             // The close follows the last output, unless a descendant holds the streams open.
@@ -257,6 +282,11 @@ impl Session {
 
     pub(crate) fn group(&self) -> Group {
         self.group
+    }
+
+    /// What its processes use of its budget.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// The states of its login shells.
@@ -314,8 +344,12 @@ impl Session {
             state.client = Arc::downgrade(client);
         }
         for process in state.processes.values() {
-            state.attach(process, attachment, client.outbound());
+            state.attach(process, attachment, self.sink(client.outbound()));
         }
+    }
+
+    fn sink(&self, outbound: &Outbound) -> NotificationSink {
+        NotificationSink::new(outbound.clone(), self.metrics.clone())
     }
 
     /// The client that is attached now.
@@ -330,7 +364,7 @@ impl Session {
         attachment: Attachment,
         outbound: &Outbound,
     ) {
-        self.state.lock().attach(process, attachment, outbound);
+        self.state.lock().attach(process, attachment, self.sink(outbound));
     }
 
     /// Starts a process under `id`, unless another process has it.
@@ -372,9 +406,9 @@ impl State {
         self.presence == Presence::Attached && self.attachment == attachment
     }
 
-    fn attach(&self, process: &ProcessHandle, attachment: Attachment, outbound: &Outbound) {
+    fn attach(&self, process: &ProcessHandle, attachment: Attachment, sink: NotificationSink) {
         if self.is_attached(attachment) {
-            process.attach(Box::new(NotificationSink::new(outbound.clone())));
+            process.attach(Box::new(sink));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Sends the events of processes to the client, each encoded once, straight into its message.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use codex_exec_host::process::{EventKind, EventSink, ProcessEvent, SinkClosed};
@@ -9,6 +10,8 @@ use codex_exec_server_protocol::process::{
     ExecClosedNotification, ExecExitedNotification, ExecOutputDeltaNotification,
 };
 use codex_exec_server_protocol::{Base64Bytes, encode, notification};
+
+use crate::metrics::Metrics;
 
 type Arrival = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Reservation = Pin<Box<dyn Future<Output = Result<Slot, Closed>> + Send>>;
@@ -21,11 +24,12 @@ pub(crate) struct NotificationSink {
     slot: Option<Slot>,
     /// Resolves once the client has received what was sent.
     arrival: Option<Arrival>,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl NotificationSink {
-    pub(crate) fn new(outbound: Outbound) -> Self {
-        Self { outbound, reservation: None, slot: None, arrival: None }
+    pub(crate) fn new(outbound: Outbound, metrics: Option<Arc<Metrics>>) -> Self {
+        Self { outbound, reservation: None, slot: None, arrival: None, metrics }
     }
 }
 
@@ -39,7 +43,8 @@ impl EventSink for NotificationSink {
             return Poll::Ready(Ok(()));
         }
         if self.reservation.is_none() {
-            let len = 128 + event.process_id.0.len() + event.len().div_ceil(3) * 4;
+            let head = if event.is_empty() { 256 } else { 128 };
+            let len = head + event.process_id.0.len() + event.len().div_ceil(3) * 4;
             self.slot = self.outbound.try_reserve(len);
             if self.slot.is_some() {
                 return Poll::Ready(Ok(()));
@@ -57,7 +62,11 @@ impl EventSink for NotificationSink {
 
     fn send(&mut self, event: ProcessEvent) {
         let Some(slot) = self.slot.take() else { return };
-        slot.send(notification(event));
+        let message = notification(event);
+        if let Some(metrics) = &self.metrics {
+            metrics.sent(message.len());
+        }
+        slot.send(message);
     }
 
     fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -80,12 +89,14 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
                 chunk: Base64Bytes(bytes),
             })
         }
-        EventKind::Exited { code, sandbox_denied } => {
+        EventKind::Exited { code, sandbox_denied, ended_by, usage } => {
             encode::notification::<notification::ProcessExited>(&ExecExitedNotification {
                 process_id,
                 seq,
                 exit_code: code,
                 sandbox_denied,
+                ended_by,
+                usage,
             })
         }
         EventKind::Closed => {

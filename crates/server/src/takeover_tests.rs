@@ -47,7 +47,8 @@ impl Client {
             }
         });
         let served = ServerBuilder::new().serve(there);
-        server.serve_as(principal, Connection::websocket(served, &server.config().connection));
+        let connection = Connection::websocket(served, &server.config().connection);
+        server.serve_as(principal, None, connection);
         let (actions, received) = mpsc::unbounded_channel();
         let (ending, ended) = watch::channel(false);
         let socket = ClientBuilder::new().take_over(here);
@@ -182,10 +183,15 @@ struct ModelClient {
 
 fn principal(random: &mut fastrand::Rng) -> Principal {
     let signed = |name: &str| Principal::Signed { issuer: None, subject: Some(name.to_owned()) };
-    match random.u8(0..3) {
+    let certified =
+        |key: u8, token| Principal::Certified { key: [key; 32], token: Box::new(token) };
+    match random.u8(0..6) {
         0 => Principal::Anyone,
         1 => signed("ann"),
-        _ => signed("bob"),
+        2 => signed("bob"),
+        3 => Principal::User { uid: 1000 },
+        4 => certified(1, Principal::Anyone),
+        _ => certified(random.u8(1..=2), signed("ann")),
     }
 }
 
@@ -194,14 +200,15 @@ async fn run_model(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let server = server();
     let mut clients: Vec<ModelClient> = Vec::new();
-    let mut sessions: Vec<String> = Vec::new();
+    // Each with its owner.
+    let mut sessions: Vec<(String, Principal)> = Vec::new();
     for step in 0..60 {
         let at = format!("seed {seed}, step {step}");
         match random.u8(0..8) {
             0 => {
                 let principal = principal(&mut random);
                 let mut client = Client::new(&server, principal.clone());
-                sessions.push(client.open(None).await.unwrap());
+                sessions.push((client.open(None).await.unwrap(), principal.clone()));
                 let session = Some(sessions.len() - 1);
                 clients.push(ModelClient { client, principal, state: State::Responsive, session });
             }
@@ -231,19 +238,19 @@ async fn run_model(seed: u64) {
                 // Some at once: at most one may win.
                 let mut newcomers: Vec<ModelClient> = (0..random.usize(1..=3))
                     .map(|_| {
-                        let principal = principal(&mut random);
+                        // Often the owner, so that sessions are resumed.
+                        let principal = match random.bool() {
+                            true => sessions[session].1.clone(),
+                            false => principal(&mut random),
+                        };
                         let client = Client::new(&server, principal.clone());
                         ModelClient { client, principal, state: State::Responsive, session: None }
                     })
                     .collect();
                 let holder = clients.iter().position(|one| one.session == Some(session));
-                let may = |newcomer: &ModelClient| match holder.map(|holder| &clients[holder]) {
-                    None => true,
-                    Some(held) => {
-                        held.state == State::Silent && held.principal == newcomer.principal
-                    }
-                };
-                let id = &sessions[session];
+                let (id, owner) = &sessions[session];
+                let is_free = holder.is_none_or(|holder| clients[holder].state == State::Silent);
+                let may = |newcomer: &ModelClient| newcomer.principal == *owner && is_free;
                 let opened = futures_util::future::join_all(
                     newcomers.iter_mut().map(|newcomer| newcomer.client.open(Some(id))),
                 )
@@ -260,7 +267,11 @@ async fn run_model(seed: u64) {
                             newcomer.session = Some(session);
                             winner = Some(newcomer);
                         }
-                        Err(code) => assert_eq!(code, SESSION_ATTACHED, "{at}"),
+                        // To others the session does not exist.
+                        Err(code) if newcomer.principal == *owner => {
+                            assert_eq!(code, SESSION_ATTACHED, "{at}");
+                        }
+                        Err(code) => assert_eq!(code, -32600, "{at}"),
                     }
                 }
                 if let Some(winner) = winner {
@@ -294,7 +305,7 @@ async fn run_model(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_same_principal_takes_a_session_over_and_only_from_a_silent_connection() {
+async fn only_the_owner_resumes_a_session_and_only_if_no_live_connection_holds_it() {
     for seed in 0..40 {
         run_model(seed).await;
     }

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use serde_json::{Value, json};
 
+use crate::model::Step;
 use crate::programs::{Implementation, Program, Server, home};
 use crate::real_client::session;
+use crate::tap::Tap;
 
 /// An MCP server with one tool, over HTTP. It answers only those who bring the token.
 struct Mcp {
@@ -98,6 +100,13 @@ fn serve(mut socket: TcpStream, token: Option<&str>, heard: &Mutex<Vec<String>>)
     );
 }
 
+/// Calls the tool. Tools of an MCP server are a namespace of their own.
+fn double() -> Step {
+    let step = json!({"type": "function_call", "namespace": "mcp__lab", "name": "double", "call_id": "call",
+        "arguments": json!({"n": 21}).to_string()});
+    Box::new(move |_| step.clone())
+}
+
 /// Their client, on a server of ours whose own configuration has the MCP server.
 fn on_ours(mcp: &Mcp, more: &str) -> (Vec<String>, String) {
     let config = home();
@@ -106,10 +115,7 @@ fn on_ours(mcp: &Mcp, more: &str) -> (Vec<String>, String) {
     let server = Server::with(Implementation::Ours, |command| {
         command.env("CODEX_HOME", config.path()).env("LAB_TOKEN", TOKEN).env("RUST_LOG", "debug");
     });
-    // Tools of an MCP server are a namespace of their own.
-    let step = json!({"type": "function_call", "namespace": "mcp__lab", "name": "double", "call_id": "call",
-        "arguments": json!({"n": 21}).to_string()});
-    let session = session("danger-full-access", vec![Box::new(move |_| step.clone())], |command| {
+    let session = session("danger-full-access", vec![double()], |command| {
         command.env("CODEX_EXEC_SERVER_URL", &server.url);
     });
     let log = server.program.log();
@@ -135,6 +141,38 @@ fn the_token_of_a_tool_stays_on_our_server() {
     assert!(!log.contains(TOKEN), "the token is in the log");
 }
 
+/// Without `httpHeaderEnvVars`, their client drops the servers that need a token and keeps the others.
+#[test]
+#[ignore = "interop/run runs it"]
+fn tools_that_need_a_token_are_used_only_if_headers_can_have_variables() {
+    for (without, used) in [(None, true), (Some("httpHeaderEnvVars"), false)] {
+        let (secret, open) = (Mcp::start(Some(TOKEN)), Mcp::start(None));
+        let config = home();
+        let text = format!(
+            "[mcp_servers.secret]\nurl = \"{}\"\nbearer_token_env_var = \"LAB_TOKEN\"\n\
+             [mcp_servers.lab]\nurl = \"{}\"\n",
+            secret.url, open.url
+        );
+        std::fs::write(config.path().join("config.toml"), text).unwrap();
+        let server = Server::with(Implementation::Ours, |command| {
+            command.env("CODEX_HOME", config.path()).env("LAB_TOKEN", TOKEN);
+        });
+        let tap = Tap::start(&server.url, without);
+        let session = session("danger-full-access", vec![double()], |command| {
+            command.env("CODEX_EXEC_SERVER_URL", &tap.url);
+        });
+        assert!(session.tool_outputs[0].contains("doubled-42"), "{:?}", session.tool_outputs);
+        assert_eq!(!secret.asked().is_empty(), used, "{:?}", secret.asked());
+        let requests = tap.messages.of("http/request");
+        let header = |request: &Value| {
+            let headers = request["headers"].as_array().unwrap().iter();
+            headers.filter(|header| header["valueEnvVar"] == "LAB_TOKEN").count()
+        };
+        assert_eq!(requests.iter().map(header).sum::<usize>() > 0, used, "{requests:?}");
+        assert!(!json!(requests).to_string().contains(TOKEN), "{requests:?}");
+    }
+}
+
 /// A server on stdin and stdout that speaks plain JSON.
 pub(crate) struct Plain {
     _program: Program,
@@ -145,9 +183,19 @@ pub(crate) struct Plain {
 
 impl Plain {
     pub(crate) fn start(implementation: Implementation, home: &Path) -> Self {
+        Self::with(implementation, home, |_| {})
+    }
+
+    /// Starts a server; `change` may add flags and variables.
+    pub(crate) fn with(
+        implementation: Implementation,
+        home: &Path,
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let mut command = implementation.program(home);
         std::fs::create_dir_all(home.join("codex")).unwrap();
         command.env("CODEX_HOME", home.join("codex")).args(["exec-server", "--listen", "stdio"]);
+        change(&mut command);
         let mut program =
             Program::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()).current_dir(home));
         let input = program.child.stdin.take().unwrap();
@@ -156,6 +204,31 @@ impl Plain {
         plain.call("initialize", &json!({"clientName": "interop"}));
         writeln!(plain.input, r#"{{"method":"initialized"}}"#).unwrap();
         plain
+    }
+
+    /// Sends requests without waiting, and returns their answers in the order in which they come: the place of
+    /// the request, and the result or the code of the error.
+    pub(crate) fn pipeline(&mut self, requests: &[(&str, Value)]) -> Vec<(u64, Value)> {
+        let first = self.last_id + 1;
+        for (method, params) in requests {
+            self.last_id += 1;
+            writeln!(
+                self.input,
+                "{}",
+                json!({"id": self.last_id, "method": method, "params": params})
+            )
+            .unwrap();
+        }
+        let mut answers = Vec::new();
+        while answers.len() < requests.len() {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "it ended");
+            let answer: Value = serde_json::from_str(&line).unwrap();
+            if let Some(id) = answer["id"].as_u64().filter(|_| answer.get("method").is_none()) {
+                answers.push((id - first, result(&answer)));
+            }
+        }
+        answers
     }
 
     /// The result, or the code of the error.
@@ -172,12 +245,16 @@ impl Plain {
             );
             let answer: Value = serde_json::from_str(&line).unwrap();
             if answer["id"] == self.last_id {
-                return match answer.get("result") {
-                    Some(result) => result.clone(),
-                    None => json!({"code": answer["error"]["code"]}),
-                };
+                return result(&answer);
             }
         }
+    }
+}
+
+fn result(answer: &Value) -> Value {
+    match answer.get("result") {
+        Some(result) => result.clone(),
+        None => json!({"code": answer["error"]["code"]}),
     }
 }
 
@@ -188,16 +265,16 @@ struct World {
 }
 
 /// Small and repeatable.
-struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap() % n
     }
 
-    fn one<'c>(&mut self, of: &[&'c str]) -> &'c str {
+    pub(crate) fn one<'c>(&mut self, of: &[&'c str]) -> &'c str {
         of[self.below(of.len())]
     }
 }
@@ -265,7 +342,7 @@ fn sort(value: &mut Value, names: &[&str]) {
     }
 }
 
-fn seeds(count: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let first = std::env::var("SEED").ok().map(|seed| seed.parse().unwrap());
     (0..count).map(move |n| first.unwrap_or(7_919 * n + 1))
 }

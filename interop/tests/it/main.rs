@@ -4,10 +4,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod app_server;
 mod capabilities;
 mod cloud;
 mod compatibility;
 mod environment;
+mod escalation;
 #[path = "../../../crates/client/tests/it/files.rs"]
 mod files;
 mod library;
@@ -17,6 +19,7 @@ mod programs;
 mod real_client;
 mod real_server;
 mod remote;
+mod requests;
 mod support;
 mod tap;
 #[allow(dead_code, reason = "the command line's own tests use all of it")]

@@ -30,6 +30,10 @@ pub(crate) fn exec(cmd: &str) -> Step {
     call("exec_command", json!({"cmd": cmd, "yield_time_ms": 30_000}))
 }
 
+fn message(text: &str) -> Value {
+    json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]})
+}
+
 fn function(name: &str, arguments: &Value) -> Value {
     json!({"type": "function_call", "name": name, "call_id": "call", "arguments": arguments.to_string()})
 }
@@ -37,23 +41,44 @@ fn function(name: &str, arguments: &Value) -> Value {
 /// A scripted model on a port of its own.
 pub(crate) struct Model {
     url: String,
-    tool_outputs: Arc<Mutex<Vec<String>>>,
+    heard: Arc<Mutex<Heard>>,
+}
+
+/// What the client has sent.
+#[derive(Default)]
+struct Heard {
+    tool_outputs: Vec<String>,
+    /// The first request.
+    prompt: String,
+    /// Requests for a review.
+    reviews: usize,
+}
+
+struct Script {
+    steps: Vec<Step>,
+    /// The outcome of every review.
+    verdict: &'static str,
 }
 
 impl Model {
-    /// Starts a model that takes one step per request, then finishes.
+    /// Starts a model that takes one step per request, then finishes. As a reviewer it denies everything.
     pub(crate) fn start(steps: Vec<Step>) -> Self {
+        Self::reviewing(steps, "deny")
+    }
+
+    /// Starts a model that is also the reviewer of approvals, with this outcome: `allow` or `deny`.
+    pub(crate) fn reviewing(steps: Vec<Step>, verdict: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
-        let tool_outputs: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (steps, recorded) = (Arc::new(steps), tool_outputs.clone());
+        let heard: Arc<Mutex<Heard>> = Arc::default();
+        let (script, recorded) = (Arc::new(Script { steps, verdict }), heard.clone());
         thread::spawn(move || {
             for socket in listener.incoming() {
-                let (steps, recorded) = (steps.clone(), recorded.clone());
-                thread::spawn(move || serve(socket.unwrap(), &steps, &recorded));
+                let (script, recorded) = (script.clone(), recorded.clone());
+                thread::spawn(move || serve(socket.unwrap(), &script, &recorded));
             }
         });
-        Self { url, tool_outputs }
+        Self { url, heard }
     }
 
     /// Configures this model as the only one in `home`.
@@ -68,11 +93,21 @@ impl Model {
 
     /// The outputs of the tool calls, in order.
     pub(crate) fn tool_outputs(&self) -> Vec<String> {
-        self.tool_outputs.lock().unwrap().clone()
+        self.heard.lock().unwrap().tool_outputs.clone()
+    }
+
+    /// What the model was told before its first step.
+    pub(crate) fn prompt(&self) -> String {
+        self.heard.lock().unwrap().prompt.clone()
+    }
+
+    /// How often it was asked for a review.
+    pub(crate) fn reviews(&self) -> usize {
+        self.heard.lock().unwrap().reviews
     }
 }
 
-fn serve(mut socket: TcpStream, steps: &[Step], recorded: &Mutex<Vec<String>>) {
+fn serve(mut socket: TcpStream, script: &Script, heard: &Mutex<Heard>) {
     let mut reader = BufReader::new(socket.try_clone().unwrap());
     let mut request = String::new();
     reader.read_line(&mut request).unwrap();
@@ -91,7 +126,7 @@ fn serve(mut socket: TcpStream, steps: &[Step], recorded: &Mutex<Vec<String>>) {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     let (kind, text) = match request.split(' ').nth(1) {
-        Some("/v1/responses") => ("text/event-stream", respond(&body, steps, recorded)),
+        Some("/v1/responses") => ("text/event-stream", respond(&body, script, heard)),
         _ => ("application/json", json!({"models": []}).to_string()),
     };
     let _ = write!(
@@ -101,22 +136,31 @@ fn serve(mut socket: TcpStream, steps: &[Step], recorded: &Mutex<Vec<String>>) {
     );
 }
 
-fn respond(body: &[u8], steps: &[Step], recorded: &Mutex<Vec<String>>) -> String {
+fn respond(body: &[u8], script: &Script, heard: &Mutex<Heard>) -> String {
+    let text = String::from_utf8_lossy(body).into_owned();
     let body: Value = serde_json::from_slice(body).unwrap();
-    let tool_outputs: Vec<String> = body["input"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|item| item["type"] == "function_call_output")
-        .map(|item| item["output"].as_str().map_or(item["output"].to_string(), str::to_owned))
-        .collect();
-    let last = tool_outputs.last().cloned().unwrap_or_default();
-    let step = steps.get(tool_outputs.len()).map(|step| step(&last));
-    *recorded.lock().unwrap() = tool_outputs;
-    let item = step.unwrap_or_else(|| {
-        json!({"type": "message", "role": "assistant",
-            "content": [{"type": "output_text", "text": "done"}]})
-    });
+    let mut heard = heard.lock().unwrap();
+    let item = if body["text"]["format"]["schema"]["properties"].get("outcome").is_some() {
+        heard.reviews += 1;
+        let review = json!({"outcome": script.verdict, "risk_level": "low",
+            "user_authorization": "high", "rationale": "scripted"});
+        message(&review.to_string())
+    } else {
+        let tool_outputs: Vec<String> = body["input"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|item| item["type"] == "function_call_output")
+            .map(|item| item["output"].as_str().map_or(item["output"].to_string(), str::to_owned))
+            .collect();
+        let last = tool_outputs.last().cloned().unwrap_or_default();
+        let step = script.steps.get(tool_outputs.len()).map(|step| step(&last));
+        if tool_outputs.is_empty() {
+            heard.prompt = text;
+        }
+        heard.tool_outputs = tool_outputs;
+        step.unwrap_or_else(|| message("done"))
+    };
     let usage = json!({"input_tokens": 1, "input_tokens_details": null, "output_tokens": 1,
         "output_tokens_details": null, "total_tokens": 2});
     let events = [

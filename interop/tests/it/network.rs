@@ -9,9 +9,10 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::model::{Step, call};
+use crate::model::{Model, Step, call};
 use crate::programs::{Implementation, Program, Server, home};
-use crate::real_client::session;
+use crate::real_client::{Session, session, session_with};
+use crate::tap::Tap;
 
 const SECRET: &str = "ghp_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2";
 
@@ -110,11 +111,9 @@ fn with_etc(command: &mut Command, etc: &Path) {
     *command = inside;
 }
 
-/// With an administrator's review list their client asks its reviewer, which is the scripted model and
-/// gives no verdict; then it ends the command.
-#[test]
-#[ignore = "interop/run runs it"]
-fn their_client_reviews_a_host_that_our_server_asks_about() {
+/// Their client on our server behind a tap, with the requirements of an administrator that has this host
+/// reviewed by the scripted model.
+fn reviewed(verdict: &'static str, without: Option<&str>) -> (Session, Model, Tap) {
     let port = target();
     let etc = home();
     let copied = Command::new("cp").args(["-a", "/etc/."]).arg(etc.path()).status().unwrap();
@@ -123,16 +122,92 @@ fn their_client_reviews_a_host_that_our_server_asks_about() {
                         domains = { \"127.0.0.1\" = \"allow\" }\n";
     std::fs::write(etc.path().join("codex/requirements.toml"), requirements).unwrap();
     let server = Server::start(Implementation::Ours);
-    let script = format!("curl -s http://127.0.0.1:{port}/; true");
-    let session = session("workspace-write", vec![exec(&script, true)], |command| {
-        command.env("CODEX_EXEC_SERVER_URL", &server.url);
+    let tap = Tap::start(&server.url, without);
+    let script =
+        format!("curl -s -o /dev/null -w 'status %{{http_code}}' http://127.0.0.1:{port}/");
+    let model = Model::reviewing(vec![exec(&script, true)], verdict);
+    let session = session_with(&model, "workspace-write", |command| {
+        command.env("CODEX_EXEC_SERVER_URL", &tap.url);
         for setting in ["approvals_reviewer=\"auto_review\"", NETWORK[2]] {
             command.args(["-c", setting]);
         }
         with_etc(command, etc.path());
     });
-    let output = &session.tool_outputs[0];
-    assert!(output.contains("approval review"), "{}", session.log);
+    (session, model, tap)
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn their_client_reviews_a_host_that_our_server_asks_about() {
+    for (verdict, decision) in [("allow", "allow"), ("deny", "deny")] {
+        let (session, model, tap) = reviewed(verdict, None);
+        let start = &tap.messages.of("process/start")[0];
+        let launch = &start["networkProxy"];
+        assert_eq!(launch["proxy"]["reviewDomains"], json!(["127.0.0.1"]), "{start}");
+        assert!(launch["policyDecisionTimeoutMs"].as_u64() > Some(0), "{start}");
+        assert!(model.reviews() > 0, "{}", session.log);
+        let answers = tap.messages.answers();
+        assert_eq!(answers[0]["decision"]["type"], decision, "{answers:?}");
+        let output = &session.tool_outputs[0];
+        // A denial ends the command, and the model gets the review instead of the output.
+        assert_eq!(output.contains("status 200"), verdict == "allow", "{output}");
+    }
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn their_client_runs_nothing_if_the_server_lacks_what_an_administrator_requires() {
+    for without in ["networkProxyLaunch", "networkProxyReviewDomains"] {
+        let (session, _, tap) = reviewed("allow", Some(without));
+        assert!(tap.messages.of("process/start").is_empty(), "{without}");
+        let output = &session.tool_outputs[0];
+        assert!(output.contains("exec-server"), "{without}: {output}");
+    }
+}
+
+/// The first start of a session with these settings, and the session's log.
+fn first_start(settings: &[&str], without: Option<&str>) -> (Value, String) {
+    let server = Server::start(Implementation::Ours);
+    let tap = Tap::start(&server.url, without);
+    let session = session("workspace-write", vec![exec("true", true)], |command| {
+        command.env("CODEX_EXEC_SERVER_URL", &tap.url);
+        for setting in settings {
+            command.args(["-c", setting]);
+        }
+    });
+    let start = tap.messages.of("process/start").first().cloned().unwrap_or_default();
+    (start, format!("{}{}", session.log, session.tool_outputs[0]))
+}
+
+#[test]
+#[ignore = "interop/run runs it"]
+fn their_client_sends_what_our_server_announces_for_networks() {
+    let (start, log) = first_start(&NETWORK, None);
+    let launch = &start["networkProxy"];
+    assert_eq!(start["enforceManagedNetwork"], true, "{start} {log}");
+    assert!(start["managedNetwork"].is_null(), "{start}");
+    assert_eq!(launch["proxy"]["domains"], json!({"127.0.0.1": "allow"}), "{start}");
+    assert!(launch.get("policyDecisionTimeoutMs").is_none_or(Value::is_null), "{start}");
+    let (start, log) = first_start(&NETWORK, Some("networkProxyLaunch"));
+    assert!(start.is_null(), "nothing may run without the network: {start}");
+    assert!(log.contains("exec-server"), "{log}");
+
+    let mut settings = NETWORK.to_vec();
+    settings.push("features.credential_masking=true");
+    let masking = |start: &Value| start["networkProxy"]["proxy"]["credentialMasking"] == true;
+    let (start, _) = first_start(&settings, None);
+    assert!(masking(&start), "{start}");
+    let (start, _) = first_start(&settings, Some("credentialMasking"));
+    assert!(start.is_object() && !masking(&start), "{start}");
+    settings.push(
+        r#"features.network_proxy.credentials.mine={env=["MINE"],patterns=["m-[0-9]{8}"],url_prefixes=["https://x.example/"]}"#,
+    );
+    let providers =
+        |start: &Value| start["networkProxy"]["proxy"]["credentialProviders"]["mine"].is_object();
+    let (start, _) = first_start(&settings, None);
+    assert!(masking(&start) && providers(&start), "{start}");
+    let (start, _) = first_start(&settings, Some("credentialMaskingCustomProviders"));
+    assert!(start.is_object() && !masking(&start) && !providers(&start), "{start}");
 }
 
 /// A server on stdin and stdout that is asked to start a process and may ask back.
@@ -316,6 +391,7 @@ fn a_sandbox_on_our_server_reaches_what_one_on_theirs_does() {
         (managed("restricted"), false),
         (context(json!({"type": "disabled"})), true),
         (context(json!({"type": "external", "network": "enabled"})), true),
+        (Value::Null, true),
     ] {
         agree(&start(&script, &members, &sandbox, enforce), &Value::Null);
     }

@@ -28,6 +28,17 @@ pub(crate) fn session(
 ) -> Session {
     let expected = steps.len();
     let model = Model::start(steps);
+    let session = session_with(&model, sandbox, change);
+    assert_eq!(session.tool_outputs.len(), expected, "{}", session.log);
+    session
+}
+
+/// Runs their client on this model.
+pub(crate) fn session_with(
+    model: &Model,
+    sandbox: &str,
+    change: impl FnOnce(&mut Command),
+) -> Session {
     let home = home();
     let workspace = home.path().join("workspace");
     std::fs::create_dir(&workspace).unwrap();
@@ -40,9 +51,7 @@ pub(crate) fn session(
     let result = output(&mut command);
     let log = format!("{}{}", result.out, result.err);
     assert_eq!(result.code, Some(0), "{log}");
-    let tool_outputs = model.tool_outputs();
-    assert_eq!(tool_outputs.len(), expected, "{log}");
-    Session { _home: home, workspace, tool_outputs, log }
+    Session { _home: home, workspace, tool_outputs: model.tool_outputs(), log }
 }
 
 /// Runs the session on a server of ours that has [`MARK`].

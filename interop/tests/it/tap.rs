@@ -1,4 +1,4 @@
-//! A tap between a client and a server: records the messages of both, and can turn capabilities off.
+//! A tap between a client and a server: records the client's messages, and can change the server's.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,6 +17,12 @@ impl Messages {
         let all = self.0.lock().unwrap();
         all.iter().filter(|it| it["method"] == method).map(|it| it["params"].clone()).collect()
     }
+
+    /// The results that the client has answered the server's requests with.
+    pub(crate) fn answers(&self) -> Vec<Value> {
+        let all = self.0.lock().unwrap();
+        all.iter().filter(|it| it.get("method").is_none()).map(|it| it["result"].clone()).collect()
+    }
 }
 
 /// A listener in front of a server.
@@ -28,17 +34,26 @@ pub(crate) struct Tap {
 
 impl Tap {
     /// Starts a tap in front of the server at `url`; clients do not see the capability `without`.
-    pub(crate) fn start(url: &str, without: Option<&'static str>) -> Self {
+    pub(crate) fn start(url: &str, without: Option<&str>) -> Self {
+        Self::changing(url, hide(without))
+    }
+
+    /// Starts a tap in front of the server at `url`; clients see its messages as `change` makes them.
+    pub(crate) fn changing(
+        url: &str,
+        change: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> Self {
         let server = url.strip_prefix("ws://").unwrap().trim_end_matches('/').to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap());
         let messages = Messages::default();
         let recorded = messages.clone();
+        let change = Arc::new(change);
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(&server).unwrap());
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let recorded = recorded.clone();
+                let (recorded, change) = (recorded.clone(), change.clone());
                 thread::spawn(move || {
                     let _ = relay(&from, &to, |text| {
                         recorded.0.lock().unwrap().push(serde_json::from_slice(text).unwrap());
@@ -49,15 +64,23 @@ impl Tap {
                 thread::spawn(move || {
                     let _ = relay(&server, &client, |text| {
                         let text = String::from_utf8_lossy(text);
-                        let on = format!("\"{}\":true", without?);
-                        let off = format!("\"{}\":false", without?);
-                        text.contains(&on).then(|| text.replace(&on, &off).into_bytes())
+                        let changed = change(&text);
+                        (changed != text).then(|| changed.into_bytes())
                     });
                     let _ = client.shutdown(std::net::Shutdown::Both);
                 });
             }
         });
         Self { url, messages }
+    }
+}
+
+/// Turns a capability off in a server's messages.
+pub(crate) fn hide(capability: Option<&str>) -> impl Fn(&str) -> String + Send + Sync + use<> {
+    let switch = capability.map(|name| [true, false].map(|bit| format!("\"{name}\":{bit}")));
+    move |text| match &switch {
+        Some([on, off]) => text.replace(on, off),
+        None => text.to_owned(),
     }
 }
 

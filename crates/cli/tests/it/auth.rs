@@ -34,12 +34,12 @@ fn file(directory: &Path, name: &str, text: &str) -> String {
 #[tokio::test]
 async fn a_capability_token_is_required() {
     let directory = tempfile::tempdir().unwrap();
-    let token = file(directory.path(), "token", "open sesame\n");
-    // SHA-256 of "open sesame".
-    let digest = "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb";
+    let token = file(directory.path(), "token", "open sesame, please\n");
+    // SHA-256 of "open sesame, please".
+    let digest = "7b467437ad0215a143a8d995fea9a9e55d93a0c2ff3367e4a7990aec3f6fbd6b";
     for how in [["--ws-token-file", &token], ["--ws-token-sha256", digest]] {
         let server = Running::start(&["--ws-auth", "capability-token", how[0], how[1]]);
-        assert_eq!(status(&server.url, Some("Bearer open sesame")).await, 101, "{how:?}");
+        assert_eq!(status(&server.url, Some("Bearer open sesame, please")).await, 101, "{how:?}");
         assert_eq!(status(&server.url, Some("Bearer close sesame")).await, 401);
         assert_eq!(status(&server.url, None).await, 401);
     }
@@ -77,7 +77,7 @@ fn conflicting_flags_are_refused() {
         (&["--ws-token-sha256", "00"], "--ws-auth"),
         (&["--ws-shared-secret-file", &short], "--ws-auth"),
         (&["--ws-auth", "capability-token", "--ws-token-sha256", "00"], "64 hexadecimal digits"),
-        (&["--ws-auth", "capability-token", "--ws-token-file", &empty], "at least 1 byte"),
+        (&["--ws-auth", "capability-token", "--ws-token-file", &empty], "at least 16 bytes"),
         (&["--ws-auth", "capability-token", "--ws-token-file", "/nope"], "cannot read /nope"),
         (
             &["--ws-auth", "signed-bearer-token", "--ws-shared-secret-file", &short],

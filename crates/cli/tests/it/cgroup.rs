@@ -11,10 +11,10 @@ use crate::skipped::{runs_as_root, skipped};
 use crate::support::*;
 
 /// A control group of this test.
-struct Group(PathBuf);
+pub(crate) struct Group(PathBuf);
 
 impl Group {
-    fn new(name: &str) -> Option<Self> {
+    pub(crate) fn new(name: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
         let Some(mount) = mount.and_then(|line| line.split(' ').nth(1)) else {
@@ -27,11 +27,11 @@ impl Group {
     }
 
     /// Marks it as systemd does for `Delegate=yes`.
-    fn delegate(&self) {
+    pub(crate) fn delegate(&self) {
         rustix::fs::setxattr(&self.0, "user.delegate", b"1", XattrFlags::empty()).unwrap();
     }
 
-    fn server(&self) -> Running {
+    pub(crate) fn server(&self) -> Running {
         let enter = "echo 0 > \"$1\"/cgroup.procs; shift; exec \"$@\"";
         let mut command = Command::new("sh");
         command.args(["-c", enter, "sh"]).arg(&self.0);
@@ -39,7 +39,7 @@ impl Group {
         Running::start_with(&mut command)
     }
 
-    fn below(&self) -> Vec<PathBuf> {
+    pub(crate) fn below(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
         entries.filter(|path| path.is_dir()).collect()
     }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_websockets::{Message, ServerBuilder, WebSocketStream};
 
 use crate::support::{PATIENCE, Running, codex, send, wait};
+use crate::tls::Authority;
 
 /// A request that the registry received.
 #[derive(Debug, Clone)]
@@ -322,6 +323,63 @@ async fn a_bearer_token_on_stdin_signs_the_registration() {
     assert!(shown.contains("ends with a newline") && !shown.contains("tok-b"), "{shown}");
 }
 
+/// A ChatGPT token with these claims about its account.
+fn chatgpt_token(account: &Value) -> String {
+    let payload = json!({"exp": 1, "https://api.openai.com/auth": account}).to_string();
+    format!("e30.{}.c2ln", base64_simd::URL_SAFE_NO_PAD.encode_to_string(payload))
+}
+
+#[tokio::test]
+async fn a_chatgpt_token_on_stdin_signs_the_registration_over_https() {
+    let (authority, mut registry) = (Authority::new(), Registry::start().await);
+    let port = authority.front("localhost", registry.address).await;
+    let https = format!("https://localhost:{port}");
+    let command = |base: &str, more: &[&str]| {
+        let mut command = bare();
+        command.args(["--remote", base, "--environment-id", "env_1", "--chatgpt-token-stdin"]);
+        command.args(more).env("CODEX_CA_CERTIFICATE", authority.file()).stdin(Stdio::piped());
+        command
+    };
+    let account = json!({"chatgpt_account_id": "acc", "chatgpt_account_is_fedramp": true});
+    for (account, flags, fedramp) in [
+        (account, &["--exit-on-stdin-close"][..], Some("true")),
+        (json!({}), &["--chatgpt-account-id", "acc", "--exit-on-stdin-close"], None),
+    ] {
+        let mut child = command(&https, flags).spawn().unwrap();
+        let token = chatgpt_token(&account);
+        let mut stdin = child.stdin.take().unwrap();
+        writeln!(stdin, "{token}").unwrap();
+        let register = registry.next().await;
+        let line = "POST /cloud/environment/env_1/register ";
+        assert!(register.head.starts_with(line), "{register:?}");
+        assert_eq!(register.header("authorization"), Some(&*format!("Bearer {token}")));
+        assert_eq!(register.header("chatgpt-account-id"), Some("acc"));
+        assert_eq!(register.header("x-openai-fedramp"), fedramp);
+        let upgrade = registry.next().await;
+        assert!(upgrade.is_upgrade() && upgrade.header("authorization").is_none(), "{upgrade:?}");
+        drop(stdin);
+        let (code, shown) = exit_of(child).await;
+        assert_eq!(code, Some(0), "{shown}");
+        assert!(!shown.contains(&token), "{shown}");
+    }
+    let mine = chatgpt_token(&json!({"chatgpt_account_id": "acc"}));
+    for (base, flags, expected) in [
+        (registry.url(), &[][..], "without https"),
+        (https.clone(), &["--chatgpt-account-id", "other"], "is not the account"),
+    ] {
+        let mut child = command(&base, flags).spawn().unwrap();
+        writeln!(child.stdin.take().unwrap(), "{mine}").unwrap();
+        let (code, shown) = exit_of(child).await;
+        assert_eq!(code, Some(1), "{expected}: {shown}");
+        assert!(shown.contains(expected) && !shown.contains(&mine), "{expected}: {shown}");
+    }
+    // A file would keep it.
+    let child = command(&https, &[]).stdin(Stdio::null()).spawn().unwrap();
+    let (code, shown) = exit_of(child).await;
+    assert!(code == Some(1) && shown.contains("a pipe or a socket"), "{shown}");
+    assert!(registry.received.try_recv().is_err(), "nothing was sent");
+}
+
 #[tokio::test]
 async fn executor_credentials_on_stdin_replace_each_other() {
     let mut registry = Registry::start().await;
@@ -418,6 +476,28 @@ fn conflicting_flags_are_refused() {
         ),
         (
             [&remote[..], &["--executor-credential-stdin", "--use-agent-identity-auth"]].concat(),
+            2,
+            "cannot be used with",
+        ),
+        (vec!["--chatgpt-token-stdin"], 2, "--environment-id"),
+        ([&remote[..], &["--chatgpt-account-id", "a"]].concat(), 2, "--chatgpt-token-stdin"),
+        (
+            [&remote[..], &["--chatgpt-token-stdin", "--registration-bearer-stdin"]].concat(),
+            2,
+            "cannot be used with",
+        ),
+        (
+            [&remote[..], &["--chatgpt-token-stdin", "--executor-credential-stdin"]].concat(),
+            2,
+            "cannot be used with",
+        ),
+        (
+            [&remote[..], &["--chatgpt-token-stdin", "--use-agent-identity-auth"]].concat(),
+            2,
+            "cannot be used with",
+        ),
+        (
+            [&remote[..], &direct, &["--aws-sigv4", "--chatgpt-token-stdin"]].concat(),
             2,
             "cannot be used with",
         ),
@@ -549,31 +629,11 @@ async fn http_requests_use_the_proxy_and_authority_of_the_environment() {
     assert_eq!(empty["error"]["code"], -32602, "{empty}");
     drop(server);
 
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("authority.pem");
-    std::fs::write(&file, made.cert.pem()).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
-    tokio::spawn(async move {
-        loop {
-            let (socket, _) = listener.accept().await.unwrap();
-            let Ok(mut stream) = acceptor.accept(socket).await else { continue };
-            let _ = stream.read(&mut [0; 4096]).await;
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;
-            let _ = stream.shutdown().await;
-        }
-    });
-    for (authority, trusted) in [(Some(file), true), (None, false), (Some("/none".into()), false)] {
+    let (authority, origin) = (Authority::new(), Registry::start().await);
+    let url = format!("https://localhost:{}/", authority.front("localhost", origin.address).await);
+    for (authority, trusted) in
+        [(Some(authority.file()), true), (None, false), (Some("/none".into()), false)]
+    {
         let mut command = bare();
         if let Some(authority) = authority {
             command.env("CODEX_CA_CERTIFICATE", authority);

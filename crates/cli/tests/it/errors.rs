@@ -76,12 +76,12 @@ fn tls_to_a_plain_port_is_reported() {
 fn token_errors_say_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
-    std::fs::write(&file, "right\n").unwrap();
+    std::fs::write(&file, "the right token here\n").unwrap();
     let file = file.to_str().unwrap();
     let server = Server::with(&["--ws-auth", "capability-token", "--ws-token-file", file]);
     info_on(&server.url).failed(1, "--token-file");
     output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "wrong")).failed(1, "--token-file");
-    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "right")).success();
+    output(server.codex("info").env("CODEX_EXEC_SERVER_TOKEN", "the right token here")).success();
     output(server.codex("info").args(["--token-file", file])).success();
     output(server.codex("info").args(["--token-file", "/no/such"]))
         .failed(1, "cannot read the token");

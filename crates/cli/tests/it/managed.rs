@@ -2,49 +2,72 @@
 //! the command line. Real programs behind real proxies.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use serde_json::{Value, json};
 
 use crate::commands::output;
+use crate::skipped::skipped;
 use crate::support::{Client, Running, codex, start};
 use crate::terminal::Terminal;
+use crate::tls::Authority;
 
 /// A web server, or a proxy that answers by itself, on a free port of 127.0.0.1.
 pub(crate) struct Target {
     pub port: u16,
-    /// The first lines of the requests.
-    requests: Arc<Mutex<Vec<String>>>,
+    /// The heads of the requests.
+    heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl Target {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
-        let heard = requests.clone();
+        let heads: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = heads.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
                 answer(stream.unwrap(), &heard);
             }
         });
-        Self { port, requests }
+        Self { port, heads }
     }
 
+    fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The first lines of the requests.
     fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap().clone()
+        let heads = self.heads.lock().unwrap();
+        heads.iter().map(|head| head.lines().next().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// The path and the `Authorization` header of each request since the last call.
+    fn authorizations(&self) -> Vec<(String, String)> {
+        let header = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            name.eq_ignore_ascii_case("authorization").then(|| value.trim().to_owned())
+        };
+        let heads = std::mem::take(&mut *self.heads.lock().unwrap());
+        let parts = |head: &String| {
+            let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+            (path, head.lines().find_map(header).unwrap_or_default())
+        };
+        heads.iter().map(parts).collect()
     }
 }
 
 fn answer(mut stream: TcpStream, heard: &Mutex<Vec<String>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut lines = reader.by_ref().lines().map_while(Result::ok);
-    let Some(first) = lines.next() else { return };
-    heard.lock().unwrap().push(first);
-    if lines.any(|line| line.is_empty()) {
+    let lines = reader.by_ref().lines().map_while(Result::ok);
+    let lines: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+    if !lines.is_empty() {
+        heard.lock().unwrap().push(lines.join("\n"));
         let _ = stream
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
     }
@@ -122,14 +145,23 @@ async fn proxies_of_the_client_are_bridged_and_nothing_else_is() {
     params["env"]["http_proxy"] = format!("http://127.0.0.1:{}", proxy.port).into();
     params["sandbox"] = managed("enabled", &readable());
     params["enforceManagedNetwork"] = json!(true);
-    params["managedNetwork"] = json!({"loopbackPorts": [other.port]});
+    // The list opens nothing by itself.
+    params["managedNetwork"] = json!({"loopbackPorts": [other.port, proxy.port]});
     let (_, output) = run(&mut client, params.clone()).await;
     assert_eq!(output, "200 000 ");
     assert_eq!(proxy.requests(), [format!("GET http://127.0.0.1:{}/ HTTP/1.1", other.port)]);
     assert_eq!(other.requests(), Vec::<String>::new());
+    // A proxy that the list lacks is not bridged.
+    params["processId"] = json!("q");
+    params["managedNetwork"] = json!({"loopbackPorts": [other.port]});
+    let refused = client.call("process/start", params.clone()).await;
+    assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    params["managedNetwork"] = json!({"loopbackPorts": [], "allowLocalBinding": true});
+    assert_eq!(run(&mut client, params.clone()).await.1, "200 000 ");
+    assert_eq!((proxy.requests().len(), other.requests().len()), (2, 0));
     // Nothing to enforce with.
     for url in ["", "http://192.0.2.1:1", "socks5://[::1]:1"] {
-        params["processId"] = json!("q");
+        params["processId"] = json!("r");
         params["env"]["http_proxy"] = url.into();
         let refused = client.call("process/start", params.clone()).await;
         assert_eq!(refused["error"]["code"], -32602, "{refused}");
@@ -180,6 +212,123 @@ async fn certificates_are_readable_in_any_sandbox() {
         let (_, output) = run(&mut client, params).await;
         assert_eq!(output.contains("BEGIN CERTIFICATE"), readable, "{output}");
     }
+}
+
+/// A name that only the server can look up; the policy of a sandbox hides the file from its programs.
+const ORIGIN: &str = "origin.test";
+
+/// A server that looks [`ORIGIN`] up as this machine, and trusts this authority.
+fn server_with_origin(home: &Path, authority: &Authority) -> Running {
+    let hosts = home.join("hosts");
+    std::fs::write(&hosts, format!("127.0.0.1 localhost {ORIGIN}\n")).unwrap();
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    let script = r#"mount --bind "$0" /etc/hosts && exec "$@" exec-server"#;
+    command.args(["--mount", "sh", "-c", script]).arg(hosts).arg(codex().get_program());
+    command.env("CODEX_HOME", home).env("SSL_CERT_FILE", authority.file());
+    Running::start_with(&mut command)
+}
+
+/// Whole: a program, the sandbox's network, the server's proxies, TLS on both sides, and an origin. The real
+/// secret arrives where it belongs, and nowhere else.
+#[tokio::test]
+async fn masked_secrets_arrive_over_tls_at_their_own_host_by_every_way() {
+    let (secret, authority) = ("m-12345678", Authority::new());
+    let (bound, other, plain) = (Target::start(), Target::start(), Target::start());
+    let bound_port = authority.front(ORIGIN, bound.address()).await;
+    let other_port = authority.front(ORIGIN, other.address()).await;
+    let home = tempfile::tempdir_in("/var/tmp").unwrap();
+    let server = server_with_origin(home.path(), &authority);
+    let mut client = server.client().await;
+    let no_hosts = json!({"path": {"type": "path", "path": "file:///etc/hosts"}, "access": "deny"});
+    let mut files = readable();
+    files["entries"].as_array_mut().unwrap().push(no_hosts);
+    for way in ["unconfined", "proxies", "transparent"] {
+        let direct = if way == "transparent" { "--noproxy '*'" } else { "" };
+        let curl = format!(
+            "curl -s -o /dev/null --max-time 30 {direct} -w '%{{http_code}} ' -H \"Authorization: Bearer $MINE\""
+        );
+        let script = format!(
+            "{curl} https://{ORIGIN}:{bound_port}/in/x; {curl} https://{ORIGIN}:{bound_port}/out; \
+             {curl} https://{ORIGIN}:{other_port}/in/y; {curl} http://{ORIGIN}:{}/in/z; \
+             {curl} https://denied.test/; echo $MINE",
+            plain.port
+        );
+        let mut params = start(way, &script);
+        params["env"]["MINE"] = secret.into();
+        params["networkProxy"] = network(&json!({ORIGIN: "allow"}));
+        let proxy = &mut params["networkProxy"]["proxy"];
+        // The origin is on this machine.
+        proxy["allowLocalBinding"] = json!(true);
+        proxy["credentialMasking"] = json!(true);
+        proxy["credentialProviders"] = json!({"mine": {"env": ["MINE"], "patterns": ["m-[0-9]{8}"],
+            "url_prefixes": [format!("https://{ORIGIN}:{bound_port}/in/")]}});
+        if way != "unconfined" {
+            params["sandbox"] = managed("restricted", &files);
+            params["enforceManagedNetwork"] = json!(true);
+            params["networkProxy"]["transparent"] = json!(way == "transparent");
+        }
+        let (answer, output) = run(&mut client, params).await;
+        if way == "transparent" && answer["network"]["routes"] != "transparent" {
+            skipped("there is no TUN device");
+            continue;
+        }
+        let (statuses, shown) = output.trim_end().rsplit_once(' ').unwrap();
+        assert_eq!(statuses, "200 200 200 200 000", "{way}: {output}");
+        assert!(shown.starts_with("m-") && shown != secret, "{way}: {output}");
+        let standin = format!("Bearer {shown}");
+        let real = ("/in/x".to_owned(), format!("Bearer {secret}"));
+        assert_eq!(bound.authorizations(), [real, ("/out".to_owned(), standin.clone())], "{way}");
+        assert_eq!(other.authorizations(), [("/in/y".to_owned(), standin.clone())], "{way}");
+        assert_eq!(plain.authorizations(), [("/in/z".to_owned(), standin)], "{way}");
+    }
+}
+
+/// A server trusts the system's authorities and those of two variables. An origin of another one gets neither the
+/// secret nor the stand-in. Programs are told to trust the same ones.
+#[tokio::test]
+async fn masked_secrets_are_sent_only_to_origins_that_the_server_trusts() {
+    let authorities = [Authority::new(), Authority::new(), Authority::new()];
+    let target = Target::start();
+    let mut certificates = Vec::new();
+    for named in [true, false] {
+        let home = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut command = codex();
+        command.arg("exec-server").env("CODEX_HOME", home.path());
+        for (name, authority) in ["SSL_CERT_FILE", "CODEX_CA_CERTIFICATE"].iter().zip(&authorities)
+        {
+            match named {
+                true => command.env(name, authority.file()),
+                false => command.env_remove(name),
+            };
+        }
+        let server = Running::start_with(&mut command);
+        let mut client = server.client().await;
+        for (index, authority) in authorities.iter().enumerate() {
+            let port = authority.front("localhost", target.address()).await;
+            let script = format!(
+                "curl -s -k -o /dev/null -w '%{{http_code}} ' -H \"Authorization: Bearer $MINE\" \
+                 https://localhost:{port}/; grep -c BEGIN $SSL_CERT_FILE"
+            );
+            let mut params = start(&format!("p{index}"), &script);
+            params["env"]["MINE"] = "m-12345678".into();
+            params["networkProxy"] = network(&json!({"localhost": "allow"}));
+            params["networkProxy"]["proxy"]["credentialMasking"] = json!(true);
+            params["networkProxy"]["proxy"]["credentialProviders"] = json!({"mine": {"env": ["MINE"],
+                "patterns": ["m-[0-9]{8}"], "url_prefixes": [format!("https://localhost:{port}/")]}});
+            let output = run(&mut client, params).await.1;
+            let trusted = named && index < 2;
+            let (status, count) = output.trim_end().split_once(' ').unwrap();
+            assert_eq!(status, if trusted { "200" } else { "502" }, "{named} {index}: {output}");
+            let real = ("/".to_owned(), "Bearer m-12345678".to_owned());
+            let expected = if trusted { vec![real] } else { vec![] };
+            assert_eq!(target.authorizations(), expected, "{named} {index}");
+            certificates.push(count.parse::<usize>().unwrap());
+        }
+    }
+    assert_eq!(certificates[0], certificates[3] + 2, "none of the system's is left out");
 }
 
 #[tokio::test]

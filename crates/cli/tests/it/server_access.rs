@@ -53,11 +53,19 @@ def payload(marker):
         {'id': 2, 'method': 'process/start', 'params': start}])
 
 def make(protocol=0):
+    if host.startswith('/'):
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     return socket.socket(family, socket.SOCK_STREAM, protocol)
 
 def connect(s):
-    s.connect((host, port))
+    try:
+        s.connect(host if host.startswith('/') else (host, port))
+    except (FileNotFoundError, PermissionError):
+        if not host.startswith('/'):
+            raise
+        print('unreachable', flush=True)
+        os._exit(0)
     s.sendall(payload(marker))
     return s
 
@@ -138,6 +146,12 @@ elif way == 'while-connecting':
         s.close()
     else:
         print('HTTP/1.1 403 Forbidden', flush=True)
+elif way == 'vsock':
+    try:
+        s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+        print('a socket', flush=True)
+    except OSError:
+        print('no such socket', flush=True)
 elif way == 'chown':
     s = make()
     try:
@@ -182,7 +196,17 @@ impl World {
         if self.nobody {
             command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
         }
-        Running::start_with(command.args(["exec-server", "--listen", listen]))
+        Running::start_with(command.args(["exec-server", "--listen", listen, "--insecure-open"]))
+    }
+
+    /// A server that also listens on a Unix socket at this path.
+    fn server_with_socket(&self, path: &Path) -> Running {
+        let mut command = codex();
+        if self.nobody {
+            command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+        }
+        command.args(["exec-server", "--listen", "ws://127.0.0.1:0", "--listen"]);
+        Running::start_with(command.arg(format!("unix:{}", path.display())))
     }
 
     /// The output of the attack, and whether it succeeded.
@@ -273,6 +297,54 @@ async fn a_sandboxed_process_cannot_connect_to_its_server() {
         if is_root {
             let said = world.attack(&mut client, Some(networked()), "chown", at).await;
             assert_eq!(said, (REFUSED.to_owned(), false), "chown");
+        }
+    }
+}
+
+/// The file of the socket is hidden; by another name of the same file the connection is refused, whoever of the
+/// sandbox holds it.
+#[tokio::test]
+async fn a_sandboxed_process_cannot_connect_to_the_unix_socket_of_its_server() {
+    for nobody in users() {
+        let mut world = World::new(nobody);
+        let outside = world.base.join("outside");
+        let socket = outside.join("socket");
+        let server = world.server_with_socket(&socket);
+        eventually("it listens", || socket.exists()).await;
+        let other = outside.join("other-name");
+        let linked = std::fs::hard_link(&socket, &other);
+        linked.unwrap();
+        let mut client = server.client().await;
+        let entry = |path: Value, access: &str| json!({"path": path, "access": access});
+        let root = json!({"type": "special", "value": {"kind": "root"}});
+        let uri = format!("file://{}", outside.display());
+        let entries =
+            [entry(root.clone(), "read"), entry(json!({"type": "path", "path": uri}), "write")];
+        let writes = json!({"permissions": {"type": "managed", "network": "enabled",
+            "file_system": {"type": "restricted", "entries": entries}}, "cwd": "file:///"});
+        let (direct, linked) = (socket.to_str().unwrap(), other.to_str().unwrap());
+        // Without a sandbox both names lead to the server.
+        for path in [direct, linked] {
+            let said = world.attack(&mut client, None, "plain", (path, 0)).await;
+            assert_eq!(said, (ADMITTED.to_owned(), true), "nobody: {nobody}");
+        }
+        let said = world.attack(&mut client, Some(writes.clone()), "plain", (direct, 0)).await;
+        assert_eq!(said, ("unreachable\n".to_owned(), false), "nobody: {nobody}");
+        let said = world.attack(&mut client, Some(networked()), "plain", (linked, 0)).await;
+        assert_eq!(said, ("unreachable\n".to_owned(), false), "not writable, nobody: {nobody}");
+        for way in ["plain", "heir", "daemon", "in-flight"] {
+            let said = world.attack(&mut client, Some(writes.clone()), way, (linked, 0)).await;
+            assert_eq!(said, (REFUSED.to_owned(), false), "{way}, nobody: {nobody}");
+        }
+        let said = world.attack(&mut client, Some(writes.clone()), "leave", (linked, 0)).await;
+        assert_eq!(said, ("left\n".to_owned(), false), "nobody: {nobody}");
+        // Others are still served.
+        let said = world.attack(&mut client, None, "plain", (direct, 0)).await;
+        assert_eq!(said, (ADMITTED.to_owned(), true), "nobody: {nobody}");
+        // There is no vsock in a sandbox, with or without a network.
+        for sandbox in [networked(), writes, json!({"type": "read-only"})] {
+            let said = world.attack(&mut client, Some(sandbox), "vsock", ("-", 0)).await;
+            assert_eq!(said, ("no such socket\n".to_owned(), false));
         }
     }
 }

@@ -4,6 +4,7 @@ use codex_exec_server_protocol::network::NetworkProxyLaunch;
 use codex_exec_server_protocol::process::{
     Env, EnvPolicy, ExecParams, Opaque, ProcessId, Retain, TerminalSize,
 };
+use codex_exec_server_protocol::resources::ResourceLimits;
 use codex_exec_server_protocol::{PathUri, SandboxContext};
 use serde::Serialize;
 
@@ -40,6 +41,7 @@ pub struct ExecCommand {
     pub(crate) enforce_managed_network: bool,
     pub(crate) metadata: Option<Opaque>,
     pub(crate) retain: Option<Retain>,
+    pub(crate) limits: Option<ResourceLimits>,
     pub(crate) process_id: Option<ProcessId>,
     pub(crate) on_slow_consumer: OnSlowConsumer,
     pub(crate) window: Option<usize>,
@@ -63,6 +65,7 @@ impl ExecCommand {
             enforce_managed_network: false,
             metadata: None,
             retain: None,
+            limits: None,
             process_id: None,
             on_slow_consumer: OnSlowConsumer::default(),
             window: None,
@@ -203,6 +206,13 @@ impl ExecCommand {
         Ok(self)
     }
 
+    /// Limits what the command and everything that it starts may use. A server without the capability
+    /// `processLimits` ignores it, so [`ExecServerClient::spawn`](crate::ExecServerClient::spawn) fails there.
+    pub fn limits(mut self, limits: ResourceLimits) -> Self {
+        self.limits = Some(limits);
+        self
+    }
+
     /// Sets how much output the server retains. A server without the capability `processRetain` ignores
     /// it.
     #[must_use]
@@ -259,6 +269,7 @@ impl ExecCommand {
             shell_snapshot: None,
             size: self.size,
             retain: self.retain,
+            limits: self.limits.filter(|limits| !limits.is_empty()),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use codex_exec_server_protocol::process::OutputStream;
+use codex_exec_server_protocol::resources::{EndedBy, Usage};
 
 use crate::error::{ExecServerError, Lost};
 
@@ -33,9 +34,18 @@ pub struct ExitStatus {
     pub code: i32,
     /// The sandbox probably caused the failure.
     pub sandbox_denied: bool,
+    /// Why it ended, if it did not exit by itself and the server says so (capability `processLimits`).
+    pub ended_by: Option<EndedBy>,
+    /// What it used, if the server says so.
+    pub usage: Option<Usage>,
 }
 
 impl ExitStatus {
+    /// An exit that the server says no more about.
+    pub fn of_code(code: i32) -> Self {
+        Self { code, sandbox_denied: false, ended_by: None, usage: None }
+    }
+
     /// Whether the exit code is 0.
     pub fn success(self) -> bool {
         self.code == 0

@@ -10,6 +10,7 @@ use codex_exec_server_protocol::process::{
     ExecParams, ExecResponse, OnFull, OutputStream, ProcessId, ProcessSignal, ResizeParams, Retain,
     RetainUntil, SandboxType, SignalParams, TerminateParams,
 };
+use codex_exec_server_protocol::resources::AppliedLimits;
 use codex_exec_server_protocol::{Assurance, Effect, ErrorKind, PathUri, call};
 use futures_util::{Stream, StreamExt};
 
@@ -51,6 +52,7 @@ pub struct Process {
     handle: Arc<Handle>,
     sandbox_type: Option<SandboxType>,
     sandbox_assurance: Option<Assurance>,
+    limits: Option<Box<AppliedLimits>>,
     stdin: Option<ProcessStdin>,
     taken: Taken,
     events: Option<ProcessEvents>,
@@ -100,6 +102,13 @@ impl Drop for Handle {
 impl ExecServerClient {
     /// Starts a command.
     pub async fn spawn(&self, command: ExecCommand) -> Result<Process, ExecServerError> {
+        let limited = command.limits.is_some_and(|limits| !limits.is_empty());
+        if limited && !self.capabilities().process_limits {
+            return Err(ExecServerError::Unsupported {
+                what: "limit what a process uses".to_owned(),
+                instead: "run the command under `ulimit` or `systemd-run`".to_owned(),
+            });
+        }
         let id = match &command.process_id {
             Some(id) => id.clone(),
             None => ProcessId::from(self.shared.fresh_id("p")),
@@ -131,6 +140,7 @@ impl ExecServerClient {
             Ok(Some(started)) => {
                 process.sandbox_type = started.sandbox_type;
                 process.sandbox_assurance = started.sandbox_assurance;
+                process.limits = started.limits;
             }
             // It has started, and only the response was lost.
             Ok(None) => {}
@@ -207,6 +217,7 @@ impl ExecServerClient {
             handle,
             sandbox_type: None,
             sandbox_assurance: None,
+            limits: None,
             stdin,
             taken: Taken::default(),
             events: None,
@@ -270,6 +281,12 @@ impl Process {
     /// The level of its sandbox; `None` without a sandbox, or if the server did not report it.
     pub fn sandbox_assurance(&self) -> Option<Assurance> {
         self.sandbox_assurance
+    }
+
+    /// The limits in force, and what enforces them; `None` without limits, or if the server did not report
+    /// them.
+    pub fn limits(&self) -> Option<&AppliedLimits> {
+        self.limits.as_deref()
     }
 
     /// Takes all events, in order; `None` if events, stdout or stderr were taken already.

@@ -339,6 +339,8 @@ impl EventSequencer {
             let status = ExitStatus {
                 code: response.exit_code.unwrap_or(-1),
                 sandbox_denied: response.sandbox_denied,
+                ended_by: response.ended_by,
+                usage: response.usage,
             };
             self.exit = Some(Exit { status, delivered: false, seq: ExitSeq::Unknown });
         }

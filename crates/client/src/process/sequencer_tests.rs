@@ -37,7 +37,7 @@ fn sequencer() -> EventSequencer {
 }
 
 fn exit(code: i32) -> ExitStatus {
-    ExitStatus { code, sandbox_denied: false }
+    ExitStatus::of_code(code)
 }
 
 fn out(sequencer: &mut EventSequencer, seq: u64, text: &str) -> Intake {

@@ -214,6 +214,7 @@ async fn a_read_that_waits_acknowledges_at_once() {
         size: None,
         // Retention that is full long before the end.
         retain: Some(Retain { bytes: 100_000, on_full: OnFull::Wait, until: RetainUntil::Read }),
+        limits: None,
     };
     client.process_start(params).await.unwrap();
     let (mut after, mut bytes) = (0, 0);

@@ -8,6 +8,7 @@ mod examples;
 mod files;
 mod killed_connections;
 mod lifecycle;
+mod limits;
 mod lost_start;
 mod patch_model;
 mod patch_names;

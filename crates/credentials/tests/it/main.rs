@@ -9,3 +9,4 @@ mod cloud;
 mod executor;
 mod renewal;
 mod sign_in;
+mod stdin_token;

@@ -12,6 +12,7 @@ mod owners;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -52,6 +53,12 @@ pub enum Refusal {
     /// The peer is this server itself, perhaps for a process with a managed network.
     #[error("a server may not connect to itself")]
     Proxied,
+    /// The peer on a Unix socket is another user's process.
+    #[error("the user {uid} may not connect to this server")]
+    AnotherUser {
+        /// Its user id.
+        uid: u32,
+    },
     /// The peer is on this machine, but its process cannot be found. It may have exited, and it may
     /// have been sandboxed.
     #[error("cannot determine which local process is connecting")]
@@ -80,6 +87,50 @@ impl Peers {
         let lookup = pool::blocking(move || check(local, peer, adopts_orphans));
         lookup.await.unwrap_or(Err(Refusal::Unknown))
     }
+
+    /// Admits or refuses the peer of an accepted Unix socket: the user of this process and root are admitted,
+    /// and, once a sandbox with network access has started, only if no sandbox holds the other end. Returns the
+    /// user id of the peer.
+    pub async fn admit_unix(&self, socket: impl AsFd) -> Result<u32, Refusal> {
+        let credentials = rustix::net::sockopt::socket_peercred(&socket);
+        let uid = credentials.map_err(|_| Refusal::Unknown)?.uid;
+        let own_uid = rustix::process::geteuid();
+        if uid != own_uid && !uid.is_root() {
+            return Err(Refusal::AnotherUser { uid: uid.as_raw() });
+        }
+        // A sandboxed process has our user id, as the kernel shows it: root is not in a sandbox of ours, unless
+        // we are root.
+        if !self.0.watching.load(Ordering::SeqCst) || uid != own_uid {
+            return Ok(uid.as_raw());
+        }
+        let Ok(_permit) = self.0.lookups.acquire().await else { return Err(Refusal::Unknown) };
+        let adopts_orphans = self.0.adopts_orphans;
+        let socket = socket.as_fd().try_clone_to_owned().map_err(|_| Refusal::Unknown)?;
+        let lookup = pool::blocking(move || check_unix(&socket, adopts_orphans));
+        lookup.await.unwrap_or(Err(Refusal::Unknown)).map(|()| uid.as_raw())
+    }
+}
+
+/// The user id of this process.
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// How many descriptors this process may have open.
+pub fn descriptor_limit() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| limit.try_into().ok()).unwrap_or(usize::MAX)
+}
+
+fn check_unix(socket: &OwnedFd, adopts_orphans: bool) -> Result<(), Refusal> {
+    let unknown = |error: io::Error| {
+        tracing::warn!(%error, "cannot look up the process that connects to a Unix socket");
+        Refusal::Unknown
+    };
+    let inode = rustix::fs::fstat(socket).map_err(|errno| unknown(errno.into()))?.st_ino;
+    let inode = u32::try_from(inode).map_err(|_| Refusal::Unknown)?;
+    let peer = netlink::find_unix_peer(inode).map_err(unknown)?.ok_or(Refusal::Unknown)?;
+    judge(peer, adopts_orphans)
 }
 
 fn check(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<(), Refusal> {
@@ -102,6 +153,15 @@ fn check(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<()
     if !own_uid.is_root() && uid != own_uid.as_raw() {
         return Ok(());
     }
+    judge(inode, adopts_orphans)
+}
+
+/// Judges a socket of this machine by the processes that hold it.
+fn judge(inode: u32, adopts_orphans: bool) -> Result<(), Refusal> {
+    let unknown = |error: io::Error| {
+        tracing::warn!(%error, "cannot look up the connecting process");
+        Refusal::Unknown
+    };
     let admission = AdmissionPolicy::of_this_process(adopts_orphans).map_err(unknown)?;
     let mut lookups = 0;
     loop {

@@ -1,4 +1,5 @@
-//! Two netlink queries: who owns the socket at the other end of a connection, and is an address local?
+//! Three netlink queries: who owns the socket at the other end of a TCP connection, which socket is at the other
+//! end of a Unix connection, and is an address local?
 //!
 //! Each is one message out and one in. The kernel replies during the send, so nothing here waits.
 //!
@@ -26,6 +27,10 @@ const GET_ROUTE: u16 = 26;
 const ROUTE_DESTINATION: u16 = 1;
 const ROUTE_IS_LOCAL: u8 = 2;
 const LISTENING: u8 = 10;
+
+/// Flags and attributes of `linux/unix_diag.h`.
+const SHOW_PEER: u32 = 4;
+const UNIX_PEER: u16 = 2;
 
 /// The protocol number is 0, for which `rustix` has no name.
 const ROUTE: Option<Protocol> = None;
@@ -93,6 +98,38 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwne
         && address(family, reply.bytes(8, 16)?) == Some(from.ip)
         && address(family, reply.bytes(24, 16)?) == Some(to.ip);
     Ok((is_it && inode != 0).then_some(SocketOwner { inode, uid }))
+}
+
+/// Finds the socket that the Unix socket with this inode is connected to; `None` if it is closed, or in
+/// another network namespace.
+pub(super) fn find_unix_peer(inode: u32) -> io::Result<Option<u32>> {
+    let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
+    let any_state = u32::MAX.to_ne_bytes();
+    request.extend(any_state);
+    request.extend(inode.to_ne_bytes());
+    request.extend(SHOW_PEER.to_ne_bytes());
+    // No cookie: any socket.
+    request.extend([0xff; 8]);
+    let reply = match query(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
+        Ok(reply) => reply.expect(SOCK_DIAG_BY_FAMILY)?,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    if reply.byte(0)? != libc::AF_UNIX as u8 || reply.word(4)? != inode {
+        return Err(malformed());
+    }
+    // The attributes follow a head of 16 bytes, each aligned to four bytes.
+    let mut at = 16;
+    while let Ok(head) = reply.word(at) {
+        let head = head.to_ne_bytes();
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]);
+        if kind == UNIX_PEER {
+            return Ok(Some(reply.word(at + 4)?).filter(|peer| *peer != 0));
+        }
+        at += length.max(4).next_multiple_of(4);
+    }
+    Ok(None)
 }
 
 /// Whether packets to this address stay on this machine.
@@ -285,6 +322,21 @@ mod tests {
         for (found, expected) in found {
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn the_peer_of_a_unix_socket_is_found_until_it_closes() {
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        assert_eq!(find_unix_peer(inode(&accepted)).unwrap(), Some(inode(&client)));
+        assert_eq!(find_unix_peer(inode(&client)).unwrap(), Some(inode(&accepted)));
+        assert_eq!(find_unix_peer(inode(&listener)).unwrap(), None);
+        drop(client);
+        assert_eq!(find_unix_peer(inode(&accepted)).unwrap(), None, "its peer is gone");
     }
 
     #[test]

@@ -24,6 +24,7 @@ use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{
     OutputStream, ProcessId, ProcessInfo, ProcessSignal, ReadParams, ReadResponse,
 };
+use codex_exec_server_protocol::resources::{EndedBy, Usage};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -33,7 +34,8 @@ use super::config::ProcessConfig;
 use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use super::handle::{Command, NoTerminal};
-use super::launch::WhileRunning;
+use super::launch::{ExitSummary, OnExit, TerminalTap, WhileRunning};
+use super::limits::{self, Limited};
 use super::output::{Output, READ_BYTES};
 use super::pty;
 use super::retention::Retention;
@@ -55,6 +57,9 @@ pub(super) struct Parts {
     pub terminal: Option<Arc<OwnedFd>>,
     pub retention: Retention,
     pub confined: Option<Confined>,
+    pub limited: Option<Box<Limited>>,
+    pub on_exit: Option<OnExit>,
+    pub tap: Option<Box<dyn TerminalTap>>,
     /// Dropped when the process has exited.
     pub while_running: Option<WhileRunning>,
 }
@@ -91,6 +96,9 @@ pub(super) struct Actor {
     exit: Option<Exit>,
     /// The descendants are being killed, or have been.
     killed: bool,
+    output_bytes: u64,
+    /// Why the process ends, if it does not exit by itself.
+    cause: Option<EndedBy>,
     /// All descendants have exited; when to end the streams if another program still holds them.
     end_streams_at: Option<Instant>,
     /// The streams end once their buffered output is read.
@@ -113,6 +121,8 @@ struct Exit {
     seq: u64,
     code: i32,
     sandbox_denied: bool,
+    ended_by: Option<EndedBy>,
+    usage: Option<Usage>,
 }
 
 struct WaitingRead {
@@ -127,6 +137,7 @@ enum Event {
     Deliver(Result<(), SinkClosed>),
     Arrived,
     Output(usize, Option<Bytes>),
+    Limit(EndedBy),
     Exited(i32),
     Gone,
     StdinMoved,
@@ -164,6 +175,8 @@ impl Actor {
             waiting: Vec::new(),
             exit: None,
             killed: false,
+            output_bytes: 0,
+            cause: None,
             end_streams_at: None,
             ending: false,
             closed: false,
@@ -198,13 +211,14 @@ impl Actor {
         let awaiting_arrival = self.awaiting_arrival.is_some();
         let dying = self.killed && self.exit.is_some() && !self.closed;
         let dying = dying && self.end_streams_at.is_none();
-        let Parts { child, stdin, outputs, .. } = &mut self.parts;
+        let Parts { child, stdin, outputs, limited, .. } = &mut self.parts;
         tokio::select! {
             // Commands come first: a client must not wait behind endless output. Output comes last,
             // since it alone can always be ready.
             biased;
             command = self.mailbox.recv() => Event::Command(command),
             event = subscriber_event(&mut self.subscriber, self.undelivered.front(), awaiting_arrival) => event,
+            by = verdict(limited), if limited.is_some() => Event::Limit(by),
             event = child_event(child, self.exit.is_some()), if self.exit.is_none() || dying => event,
             () = stdin.flush(), if stdin.has_queued() => Event::StdinMoved,
             () = wait_until(deadline) => Event::Due,
@@ -227,14 +241,29 @@ impl Actor {
             }
             Event::Output(n, Some(bytes)) => self.publish_output(n, bytes).await,
             Event::Output(_, None) => {}
+            // The watchdog kills it.
+            Event::Limit(by) => {
+                self.cause.get_or_insert(by);
+                self.killed = true;
+            }
             Event::Exited(code) => self.exited(code).await,
             Event::Gone => {
                 self.end_streams_at = Some(Instant::now() + self.config.stream_linger);
             }
-            Event::StdinMoved => self.parts.stdin.accept(self.eof()),
+            Event::StdinMoved => {
+                self.parts.stdin.accept(self.eof());
+                self.is_active();
+            }
             Event::Due => {
                 if self.forget_at.is_some_and(|at| at <= Instant::now()) {
                     return Flow::Forget;
+                }
+                if self.idle_until().is_some_and(|at| at <= Instant::now()) {
+                    match self.room() {
+                        // It waits for its client, who does not read.
+                        0 => self.is_active(),
+                        _ => self.exceeded(EndedBy::Idle),
+                    }
                 }
                 if self.end_streams_at.is_some_and(|at| at <= Instant::now()) && !self.ending {
                     self.ending = true;
@@ -261,11 +290,16 @@ impl Actor {
             }
             Command::Write(write, reply) => {
                 let eof = self.eof();
+                if let Some(tap) = &mut self.parts.tap {
+                    tap.input(&write.chunk.0);
+                }
                 self.parts.stdin.write(write, reply, eof);
+                self.is_active();
             }
             Command::Signal(signal, reply) => {
                 let _ = reply.send(());
                 if signal == ProcessSignal::Kill {
+                    self.cause.get_or_insert(EndedBy::Signal);
                     self.killed = true;
                     self.parts.child.begin_kill();
                 } else if self.exit.is_none() {
@@ -277,14 +311,22 @@ impl Actor {
                 let running = self.exit.is_none();
                 let _ = reply.send(running);
                 // Also kill the descendants of an exited process: they may hold its streams.
+                self.cause.get_or_insert(EndedBy::Terminate);
                 self.killed = true;
                 self.parts.child.begin_kill();
+            }
+            Command::Stop => {
+                self.cause.get_or_insert(EndedBy::Server);
+                self.parts.child.signal(ProcessSignal::Terminate, None);
             }
             Command::Resize(size, reply) => {
                 let resized = match &self.parts.terminal {
                     Some(master) => pty::resize(master, size).map_err(|_| NoTerminal),
                     None => Err(NoTerminal),
                 };
+                if let (Some(tap), Ok(())) = (&mut self.parts.tap, &resized) {
+                    tap.resized(size);
+                }
                 let _ = reply.send(resized);
             }
             Command::Info(reply) => {
@@ -334,6 +376,14 @@ impl Actor {
         };
         if let Some(confined) = &mut self.parts.confined {
             confined.observe_output(&bytes);
+        }
+        self.is_active();
+        self.output_bytes += bytes.len() as u64;
+        if let Some(tap) = &mut self.parts.tap {
+            tap.output(&bytes);
+        }
+        if self.parts.limited.as_mut().is_some_and(|limited| limited.exceeds_output(bytes.len())) {
+            self.exceeded(EndedBy::Output);
         }
         let newest = self.next_seq - 1;
         let unseen = matches!(self.subscriber, Subscriber::Detached) && newest > self.seen;
@@ -388,14 +438,68 @@ impl Actor {
     async fn exited(&mut self, code: i32) {
         self.parts.while_running = None;
         self.drain_available().await;
+        let ended_by = self.ended_by(code);
         let mut sandbox_denied = false;
-        if code != 0 && self.parts.confined.is_some() {
+        if code != 0
+            && self.parts.confined.is_some()
+            && ended_by.is_none_or(|by| by.resource().is_none())
+        {
             self.drain_until(Instant::now() + self.config.denial_wait).await;
             let confined = self.parts.confined.as_ref();
             sandbox_denied = confined.is_some_and(|confined| confined.denied(code));
         }
-        let seq = self.publish(EventKind::Exited { code, sandbox_denied });
-        self.exit = Some(Exit { seq, code, sandbox_denied });
+        let usage = limits::usage(self.parts.child.used(), self.parts.limited.as_deref());
+        let seq = self.publish(EventKind::Exited { code, sandbox_denied, ended_by, usage });
+        self.exit = Some(Exit { seq, code, sandbox_denied, ended_by, usage });
+        self.summarize(code, sandbox_denied, ended_by);
+    }
+
+    fn summarize(&mut self, code: i32, sandbox_denied: bool, ended_by: Option<EndedBy>) {
+        if let Some(on_exit) = self.parts.on_exit.take() {
+            let output_bytes = self.output_bytes;
+            on_exit.call(&ExitSummary { code, sandbox_denied, ended_by, output_bytes });
+        }
+    }
+
+    /// Why it ended, if it did not exit by itself.
+    fn ended_by(&mut self, code: i32) -> Option<EndedBy> {
+        // The processes around a sandboxed program exit with what it was killed by.
+        let confined = self.parts.confined.is_some();
+        let signalled = self.parts.child.signalled() || confined && code > 128;
+        if let Some(limited) = &mut self.parts.limited {
+            if let Some(by) = limited.verdict_now() {
+                self.cause.get_or_insert(by);
+                self.killed = true;
+            }
+            if self.cause.is_none() {
+                self.cause = limited.ended_by_group(signalled, code);
+            }
+        }
+        match self.cause {
+            // It may do something about SIGTERM before it exits, and about forks that fail.
+            Some(EndedBy::Server) => Some(EndedBy::Server),
+            Some(EndedBy::Pids) if code != 0 => Some(EndedBy::Pids),
+            cause => signalled.then(|| cause.unwrap_or(EndedBy::Signal)),
+        }
+    }
+
+    /// The process wrote or received something.
+    fn is_active(&mut self) {
+        if let Some(limited) = &mut self.parts.limited {
+            limited.is_active();
+        }
+    }
+
+    /// When the process has been idle too long, while that matters.
+    fn idle_until(&self) -> Option<Instant> {
+        self.parts.limited.as_ref()?.idle_until().filter(|_| !self.killed && !self.closed)
+    }
+
+    /// Kills the process and its descendants because of a limit.
+    fn exceeded(&mut self, limit: EndedBy) {
+        self.cause.get_or_insert(limit);
+        self.killed = true;
+        self.parts.child.begin_kill();
     }
 
     async fn drain_available(&mut self) {
@@ -433,6 +537,10 @@ impl Actor {
         }
         self.closed = true;
         self.publish(EventKind::Closed);
+        // All its output is recorded.
+        if let (Some(mut tap), Some(exit)) = (self.parts.tap.take(), &self.exit) {
+            tap.exited(exit.code);
+        }
         self.parts.child.release();
         self.parts.stdin.close();
         self.parts.terminal = None;
@@ -521,6 +629,8 @@ impl Actor {
             failure: self.failure.clone(),
             sandbox_denied: self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied),
             dropped_bytes: found.dropped_bytes,
+            ended_by: self.exit.as_ref().and_then(|exit| exit.ended_by),
+            usage: self.exit.as_ref().and_then(|exit| exit.usage),
         }
     }
 
@@ -549,6 +659,9 @@ impl Actor {
             exit_code: self.exit.as_ref().map(|exit| exit.code),
             closed: self.closed,
             next_seq: self.next_seq,
+            limits: parts.limited.as_ref().and_then(|limited| limited.applied()),
+            ended_by: self.exit.as_ref().and_then(|exit| exit.ended_by),
+            usage: self.exit.as_ref().and_then(|exit| exit.usage),
         }
     }
 
@@ -562,6 +675,7 @@ impl Actor {
         waits
             .chain(self.forget_at)
             .chain(ending)
+            .chain(self.idle_until())
             .chain(self.backlog.as_ref().map(|b| b.until))
             .min()
     }
@@ -575,7 +689,8 @@ impl Actor {
         if !self.closed {
             self.parts.child.kill().await;
             if self.exit.is_none() {
-                self.parts.child.wait_exit().await;
+                let code = self.parts.child.wait_exit().await;
+                self.summarize(code, false, Some(EndedBy::Server));
             }
             self.parts.child.release();
             self.clean_up();
@@ -600,6 +715,14 @@ async fn read_either(
     tokio::select! {
         bytes = read(first, limit) => (0, bytes),
         bytes = read(second, limit) => (1, bytes),
+    }
+}
+
+/// Waits for the verdict of the watchdog.
+async fn verdict(limited: &mut Option<Box<Limited>>) -> EndedBy {
+    match limited {
+        Some(limited) => limited.verdict().await,
+        None => std::future::pending().await,
     }
 }
 

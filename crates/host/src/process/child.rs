@@ -10,8 +10,9 @@ use crate::pool;
 use crate::sandbox::Cleanup;
 
 use super::descendants;
-use super::keeper::{Control, Keeper, Report};
+use super::keeper::{Control, Keeper, Report, Used};
 use super::leftovers::{Group, Leftovers};
+use super::limits::{Limited, Prepared};
 
 /// Exit code of a program whose keeper was killed, which kills the program too.
 const KILLED: i32 = 128 + 9;
@@ -22,6 +23,10 @@ pub(super) struct Child {
     keeper: Option<Keeper>,
     pid: Pid,
     exit: Option<i32>,
+    /// A signal killed it.
+    signalled: bool,
+    /// What it and its descendants used until its exit.
+    used: Option<Used>,
     group: Group,
     leftovers: Leftovers,
     /// Id of its leftovers in `leftovers`.
@@ -37,6 +42,8 @@ impl Child {
             keeper: Some(keeper),
             pid,
             exit: None,
+            signalled: false,
+            used: None,
             group,
             leftovers,
             released: None,
@@ -75,20 +82,39 @@ impl Child {
                 None => None,
             };
             match report {
-                Some(Report::Exited { code, nothing_left }) => {
-                    self.exit = Some(code);
+                Some(Report::Exited { code, signalled, nothing_left, used }) => {
+                    (self.exit, self.signalled, self.used) = (Some(code), signalled, Some(used));
                     if nothing_left {
                         self.keeper = None;
                     }
                 }
                 Some(_) => {}
                 None => {
-                    self.exit = Some(KILLED);
+                    (self.exit, self.signalled) = (Some(KILLED), true);
                     self.keeper = None;
                 }
             }
         }
         self.exit.unwrap_or(KILLED)
+    }
+
+    /// Whether a signal killed it, after the exit was seen.
+    pub(super) fn signalled(&self) -> bool {
+        self.signalled
+    }
+
+    /// What it and its descendants used until its exit; `None` if its keeper was killed.
+    pub(super) fn used(&self) -> Option<Used> {
+        self.used
+    }
+
+    /// Has a limit watch over it and its descendants until none is left.
+    pub(super) fn watch(&mut self, limits: Prepared) -> Limited {
+        let (guard, limited) = limits.start(self.keeper.as_ref().map(Keeper::handle));
+        if let Some(keeper) = &mut self.keeper {
+            keeper.set_guard(guard);
+        }
+        limited
     }
 
     /// Waits until the last descendant has exited, after the exit was seen. Cancel safe.

@@ -41,6 +41,9 @@ pub struct ProcessConfig {
     /// How long the streams of a killed process stay open after its last descendant has exited, if
     /// another program holds them (default: 2 s). Output in them by then is read; later output is lost.
     pub stream_linger: Duration,
+    /// How often the server looks what a process with limits uses, where the kernel does not enforce them
+    /// (default: 50 ms). What it exceeds for a shorter time may pass.
+    pub limit_interval: Duration,
     /// From the first sandbox on, keep a spare process ready to become the next (default: true).
     pub spare_sandbox: bool,
     /// How children are killed when this process ends.
@@ -78,6 +81,7 @@ impl Default for ProcessConfig {
             resume_read_grace: Duration::from_secs(1),
             denial_wait: Duration::from_millis(20),
             stream_linger: Duration::from_secs(2),
+            limit_interval: Duration::from_millis(50),
             spare_sandbox: true,
             lifeline: Lifeline::default(),
         }

@@ -22,6 +22,7 @@ use super::child::Child;
 use super::command::{Command, NulByte};
 use super::env::Environment;
 use super::host::{ProcessHost, StartError};
+use super::keeper::OrderLimits;
 use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
@@ -83,18 +84,22 @@ impl ProcessHost {
         stdio: [OwnedFd; 3],
         tty: bool,
         group: Group,
+        limits: OrderLimits,
     ) -> Result<StartingSandbox, StartError> {
         let Confinement { launch, command } = confinement;
         if launch.has_host_network || launch.network.is_some() {
             self.peers().sandbox_has_network();
         }
-        let spare = self.spares().take(&launch.program);
+        // A spare is not in the control group, and has been born with other limits.
+        let limited = limits.cgroup.is_some() || limits.open_files > 0;
+        let spare = if limited { None } else { self.spares().take(&launch.program) };
         let child = match spare.and_then(|spare| spare.activate(&launch, &stdio, tty, group)) {
             Some(child) => child,
             None => {
                 let pass = launch.descriptors.iter().map(|passed| passed.fd.clone()).collect();
                 let cleans_up = !launch.cleanup.is_empty();
-                self.spawn(SpawnRequest { group, command, stdio, tty, pass, cleans_up }).await?
+                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up, limits };
+                self.spawn(request).await?
             }
         };
         let child = child.with_cleanup(launch.cleanup.clone());

@@ -194,7 +194,7 @@ fn stop_new_descendants(
     is_root: impl Fn() -> bool,
     members: &mut HashMap<Pid, OwnedFd>,
 ) -> bool {
-    let found = descendants(root);
+    let found = edges(root);
     #[cfg(test)]
     tests::delay_after_listing(found.iter().map(|edge| edge.child));
     if !is_root() {
@@ -250,8 +250,13 @@ struct Edge {
     child: Pid,
 }
 
-/// All processes below `root` that one pass can see; parents before their children.
-fn descendants(root: Pid) -> Vec<Edge> {
+/// All processes below `root` that one pass can see.
+pub(super) fn descendants(root: Pid) -> Vec<Pid> {
+    edges(root).into_iter().map(|edge| edge.child).collect()
+}
+
+/// The same with their parents; parents before their children.
+fn edges(root: Pid) -> Vec<Edge> {
     let mut found: Vec<Edge> = Vec::new();
     let mut seen = HashSet::from([root]);
     let mut at = 0;

@@ -4,6 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
+use codex_exec_server_protocol::resources::{EndedBy, Usage};
 
 /// One numbered event of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +33,10 @@ pub enum EventKind {
         code: i32,
         /// The sandbox probably caused the exit.
         sandbox_denied: bool,
+        /// Why it ended, if it did not exit by itself.
+        ended_by: Option<EndedBy>,
+        /// What it used, if that is known.
+        usage: Option<Usage>,
     },
     /// The process has exited and its streams have ended.
     Closed,

@@ -26,6 +26,7 @@ pub(super) enum Command {
     Write(WriteParams, oneshot::Sender<WriteStatus>),
     Signal(ProcessSignal, oneshot::Sender<()>),
     Terminate(oneshot::Sender<bool>),
+    Stop,
     Resize(TerminalSize, oneshot::Sender<Result<(), NoTerminal>>),
     Info(oneshot::Sender<ProcessInfo>),
     Attach(Box<dyn EventSink>),
@@ -45,6 +46,7 @@ impl std::fmt::Debug for Command {
             Self::Write(..) => "Write",
             Self::Signal(..) => "Signal",
             Self::Terminate(..) => "Terminate",
+            Self::Stop => "Stop",
             Self::Resize(..) => "Resize",
             Self::Info(..) => "Info",
             Self::Attach(..) => "Attach",
@@ -80,6 +82,11 @@ impl ProcessHandle {
     /// Sends SIGKILL to the group and every descendant; replies whether the process was running.
     pub fn terminate(&self) -> Reply<bool> {
         self.ask(Command::Terminate)
+    }
+
+    /// Sends SIGTERM because the server stops.
+    pub fn stop(&self) {
+        let _ = self.mailbox.send(Command::Stop);
     }
 
     /// Resizes the terminal.

@@ -20,6 +20,7 @@ use super::child::Child;
 use super::confinement::Confinement;
 use super::descendants;
 use super::host::{ProcessHost, StartError};
+use super::keeper::OrderLimits;
 use super::launch::LaunchError;
 use super::leftovers::Group;
 
@@ -147,8 +148,11 @@ impl ProcessHost {
         let null = rustix::fs::open("/dev/null", flags, Mode::empty());
         let null = null.map_err(|errno| setup(errno.into()))?;
         let stdio = [their_input.into(), their_output.into(), null];
-        let (child, _) =
-            self.start_sandbox(confinement, stdio, false, GROUP).await?.wait_started().await?;
+        let (child, _) = self
+            .start_sandbox(confinement, stdio, false, GROUP, OrderLimits::default())
+            .await?
+            .wait_started()
+            .await?;
         Ok(HelperProcess {
             mounts: SandboxMounts::of_sandbox(child.pid()),
             output: pipe::Receiver::from_owned_fd(output.into()).map_err(setup)?,

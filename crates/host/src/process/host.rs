@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use codex_exec_server_protocol::process::{OutputStream, Retain, TerminalSize};
+use codex_exec_server_protocol::resources::AppliedLimits;
 use codex_exec_server_protocol::{Assurance, ErrorKind};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
@@ -15,6 +16,7 @@ use crate::pool;
 use crate::sandbox::{Failure, NetworkDescriptors, Stage};
 
 use super::actor::{Actor, Parts};
+use super::cgroup::ProgramGroups;
 use super::child::Child;
 use super::config::{Lifeline, ProcessConfig};
 use super::confinement::Confined;
@@ -22,6 +24,7 @@ use super::handle::{Command, ProcessHandle, Reply};
 use super::helper::HelperProcesses;
 use super::launch::{Launch, LaunchError, LaunchTarget};
 use super::leftovers::{Group, Leftovers};
+use super::limits::{LimitError, Prepared};
 use super::output::Output;
 use super::pty;
 use super::readiness::register;
@@ -41,6 +44,7 @@ pub struct ProcessHost {
     spares: Spares,
     helpers: HelperProcesses,
     peers: Peers,
+    program_groups: ProgramGroups,
 }
 
 /// A started process.
@@ -51,6 +55,8 @@ pub struct Started {
     /// What to serve in its managed network; `None` without one. The program runs already: what it has
     /// connected to waits to be served.
     pub network: Option<NetworkDescriptors>,
+    /// The limits in force; `None` if there are none.
+    pub limits: Option<Box<AppliedLimits>>,
 }
 
 /// Why a process did not start.
@@ -70,6 +76,9 @@ pub enum StartError {
     /// The request exceeds a limit.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A limit cannot be enforced.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// The sandbox could not be built, or could not execute the program; nothing ran.
     #[error("{0}")]
     Sandbox(Failure),
@@ -83,6 +92,8 @@ impl StartError {
             Self::Setup { source, .. } => ErrorKind::of_system(source),
             Self::Launch(LaunchError::Retain { .. }) => ErrorKind::LimitReached,
             Self::Launch(_) => ErrorKind::InvalidParams,
+            Self::Limit(LimitError::TooSmall { .. }) => ErrorKind::InvalidParams,
+            Self::Limit(LimitError::Unsupported { .. }) => ErrorKind::Unsupported,
             Self::Sandbox(failure) => match failure.stage {
                 Stage::Execute => ErrorKind::of_exec(&failure.io_error()),
                 Stage::WorkingDirectory => ErrorKind::of_chdir(&failure.io_error()),
@@ -96,11 +107,13 @@ impl ProcessHost {
     /// Creates a host in this process. Call it inside a tokio runtime.
     pub fn new(config: ProcessConfig) -> io::Result<Self> {
         pool::start_threads()?;
+        let mut program_groups = ProgramGroups::default();
         let spawner = match &config.lifeline {
             Lifeline::Own => Spawner::Own(Arc::default()),
             Lifeline::Warden { executable } => {
                 let limit = raise_descriptor_limit();
                 require_descriptors()?;
+                program_groups = ProgramGroups::prepare();
                 Spawner::Warden(Warden::start(executable, limit)?)
             }
         };
@@ -108,7 +121,15 @@ impl ProcessHost {
         let helpers = HelperProcesses::default();
         let peers = Peers::new(matches!(config.lifeline, Lifeline::Warden { .. }));
         let leftovers = Leftovers::default();
-        Ok(Self { config: Arc::new(config), spawner, leftovers, spares, helpers, peers })
+        Ok(Self {
+            config: Arc::new(config),
+            spawner,
+            leftovers,
+            spares,
+            helpers,
+            peers,
+            program_groups,
+        })
     }
 
     /// Starts a process once `launch` resolves. The handle queues commands until then; the reply says
@@ -176,27 +197,31 @@ impl ProcessHost {
 
     async fn parts(
         &self,
-        launch: Launch,
+        mut launch: Launch,
     ) -> Result<(Parts, Option<NetworkDescriptors>), StartError> {
         let retention = self.retention(launch.retain).await?;
+        let limits = self.limits(&mut launch)?;
+        let order = limits.as_ref().map(Prepared::order).unwrap_or_default();
         let io = Stdio::new(&launch, &self.config)
             .map_err(|(what, source)| StartError::Setup { what, source })?;
         let tty = launch.terminal.is_some();
         let (group, stdio) = (launch.group, io.child_ends);
-        let (child, confined, network) = match launch.target {
+        let (mut child, confined, network) = match launch.target {
             LaunchTarget::Program(command) => {
                 let pass = launch.inherit.into_iter().collect();
-                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up: false };
+                let (cleans_up, limits) = (false, order);
+                let request = SpawnRequest { group, command, stdio, tty, pass, cleans_up, limits };
                 (self.spawn(request).await?, None, None)
             }
             LaunchTarget::Confined(confinement) => {
                 let assurance = confinement.assurance();
-                let starting = self.start_sandbox(confinement, stdio, tty, group).await?;
+                let starting = self.start_sandbox(confinement, stdio, tty, group, order).await?;
                 let cleanup = starting.cleanup.clone();
                 let (child, network) = starting.wait_started().await?;
                 (child, Some(Confined::new(cleanup, assurance)), network)
             }
         };
+        let limited = limits.map(|limits| Box::new(child.watch(limits)));
         let parts = Parts {
             process_id: launch.process_id,
             argv: launch.argv,
@@ -207,6 +232,9 @@ impl ProcessHost {
             terminal: io.terminal,
             retention,
             confined,
+            limited,
+            on_exit: launch.on_exit,
+            tap: launch.tap,
             while_running: launch.while_running,
         };
         Ok((parts, network))
@@ -231,6 +259,18 @@ impl ProcessHost {
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Child, StartError> {
         let group = request.group;
         Ok(Child::new(self.spawner.spawn(request).await?, group, self.leftovers.clone()))
+    }
+
+    /// Decides what enforces the limits of a process.
+    fn limits(&self, launch: &mut Launch) -> Result<Option<Prepared>, StartError> {
+        let held = launch.until_gone.take();
+        if launch.limits.is_none() && held.is_none() {
+            return Ok(None);
+        }
+        let confined = matches!(launch.target, LaunchTarget::Confined(_));
+        let limits = launch.limits.take().unwrap_or_default();
+        let interval = self.config.limit_interval;
+        Ok(Some(Prepared::new(&limits, &self.program_groups, interval, confined, held)?))
     }
 
     async fn retention(&self, retain: Option<Retain>) -> Result<Retention, StartError> {
@@ -274,7 +314,8 @@ async fn run<E>(
     match starting.await {
         Ok((parts, network)) => {
             let assurance = parts.confined.as_ref().map(Confined::assurance);
-            let _ = started.send(Ok(Started { assurance, network }));
+            let limits = parts.limited.as_ref().and_then(|limited| limited.applied());
+            let _ = started.send(Ok(Started { assurance, network, limits }));
             Actor::new(parts, config, commands).run().await;
         }
         Err(error) => {

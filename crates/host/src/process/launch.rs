@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use codex_exec_server_protocol::PathUri;
 use codex_exec_server_protocol::process::{ExecParams, ProcessId, Retain, TerminalSize};
+use codex_exec_server_protocol::resources::{EndedBy, ResourceLimits};
 
 use super::command::{Command, NulByte};
 use super::confinement::Confinement;
@@ -31,6 +32,14 @@ pub struct Launch {
     pub pipe_stdin: bool,
     /// How much output the server retains; `None` for the default.
     pub retain: Option<Retain>,
+    /// What it and everything that it starts may use; `None` without limits.
+    pub limits: Option<Box<ResourceLimits>>,
+    /// What exists until the last of its descendants has ended.
+    pub until_gone: Option<UntilGone>,
+    /// Called when the process has exited, or is given up before that.
+    pub on_exit: Option<OnExit>,
+    /// Sees what passes through its terminal.
+    pub tap: Option<Box<dyn TerminalTap>>,
     /// What the process needs until it exits.
     pub while_running: Option<WhileRunning>,
     /// Becomes descriptor 3 of an unconfined program.
@@ -46,6 +55,67 @@ impl WhileRunning {
     /// Holds `value` until the process exits. Dropping it must not block.
     pub fn new(value: impl Any + Send) -> Self {
         Self(Box::new(value))
+    }
+}
+
+/// Something that exists until the last descendant of a process has ended, or the process did not start.
+pub struct UntilGone(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
+
+impl UntilGone {
+    /// Holds `value` until then. Dropping it must not block.
+    pub fn new(value: impl Any + Send + Sync) -> Self {
+        Self(Box::new(value))
+    }
+}
+
+/// Sees what passes through the terminal of a process. Must not block.
+pub trait TerminalTap: Send + fmt::Debug {
+    /// The process wrote this.
+    fn output(&mut self, bytes: &[u8]);
+    /// The client typed this.
+    fn input(&mut self, bytes: &[u8]);
+    /// The terminal has another size.
+    fn resized(&mut self, size: TerminalSize);
+    /// The process has exited with this code.
+    fn exited(&mut self, code: i32);
+}
+
+/// What is known about a process that has exited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExitSummary {
+    /// Exit code; 128 + signal number if a signal killed it.
+    pub code: i32,
+    /// The sandbox probably caused the exit.
+    pub sandbox_denied: bool,
+    /// Why it ended, if it did not exit by itself.
+    pub ended_by: Option<EndedBy>,
+    /// Output until then, in bytes.
+    pub output_bytes: u64,
+}
+
+/// Receives the [`ExitSummary`] of a process. Must not block.
+pub struct OnExit(Box<dyn FnOnce(&ExitSummary) + Send>);
+
+impl OnExit {
+    /// Calls this function once.
+    pub fn new(call: impl FnOnce(&ExitSummary) + Send + 'static) -> Self {
+        Self(Box::new(call))
+    }
+
+    pub(super) fn call(self, exit: &ExitSummary) {
+        (self.0)(exit);
+    }
+}
+
+impl fmt::Debug for OnExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnExit")
+    }
+}
+
+impl fmt::Debug for UntilGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UntilGone")
     }
 }
 
@@ -141,6 +211,10 @@ impl Launch {
             terminal: params.tty.then(|| params.size.unwrap_or_default()),
             pipe_stdin: params.pipe_stdin,
             retain: params.retain,
+            limits: params.limits.filter(|limits| !limits.is_empty()).map(Box::new),
+            until_gone: None,
+            on_exit: None,
+            tap: None,
             while_running: None,
             inherit: None,
             target,

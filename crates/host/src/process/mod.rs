@@ -23,6 +23,7 @@ mod host;
 mod keeper;
 mod launch;
 mod leftovers;
+mod limits;
 mod output;
 mod pty;
 mod readiness;
@@ -31,6 +32,7 @@ mod spares;
 mod spawner;
 mod spool;
 mod stdin;
+mod tree_usage;
 pub(crate) mod warden;
 
 pub use command::{Command, NulByte};
@@ -42,6 +44,11 @@ pub(crate) use file_size::handle_file_size_signal;
 pub use handle::{NoTerminal, ProcessHandle, Reply};
 pub(crate) use helper::SandboxMounts;
 pub use host::{ProcessHost, StartError, Started};
-pub use launch::{Launch, LaunchError, WhileRunning, environment, environment_is_costly};
+pub use launch::{
+    ExitSummary, Launch, LaunchError, OnExit, TerminalTap, UntilGone, WhileRunning, environment,
+    environment_is_costly,
+};
 pub use leftovers::Group;
+pub use limits::LimitError;
+pub use readiness::register_descriptor;
 pub use spawner::SpawnError;

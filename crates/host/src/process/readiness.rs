@@ -17,3 +17,8 @@ pub(super) fn register<T: Owned>(fd: T) -> io::Result<AsyncFd<T>> {
     // as the registration: both implementors of `Owned` own their descriptor.
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
+
+/// Registers a non-blocking descriptor of a caller, such as a listening socket.
+pub fn register_descriptor(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    register(fd)
+}

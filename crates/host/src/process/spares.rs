@@ -17,6 +17,7 @@ use super::child::Child;
 use super::confinement::command;
 use super::helper::GROUP;
 use super::host::ProcessHost;
+use super::keeper::OrderLimits;
 use super::leftovers::Group;
 use super::spawner::SpawnRequest;
 
@@ -29,7 +30,7 @@ enum State {
     #[default]
     None,
     Starting,
-    Ready(WaitingSpare),
+    Ready(Box<WaitingSpare>),
     /// The host is shutting down, or spares are disabled.
     Ended,
 }
@@ -56,7 +57,7 @@ impl Spares {
             _ => return None,
         }
         match std::mem::take(&mut *state) {
-            State::Ready(ready) => Some(ready),
+            State::Ready(ready) => Some(*ready),
             _ => None,
         }
     }
@@ -87,7 +88,7 @@ impl Spares {
         match (&*state, started) {
             (State::Ended, started) => started,
             (_, Some(ready)) => {
-                *state = State::Ready(ready);
+                *state = State::Ready(Box::new(ready));
                 None
             }
             (_, None) => {
@@ -144,6 +145,7 @@ async fn start(host: &ProcessHost, program: Executable) -> Option<WaitingSpare> 
         tty: false,
         pass: vec![descriptor.fd],
         cleans_up: false,
+        limits: OrderLimits::default(),
     };
     let child = host.spawn(request).await;
     let child = child

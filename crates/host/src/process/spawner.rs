@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::command::Command;
 use super::keeper::{
-    Keeper, LongOrder, MAX_INLINE_ORDER, MemoryPool, Order, OrderLocation, OwnKeeper, Parent,
-    UnstartedKeeper,
+    Keeper, LongOrder, MAX_INLINE_ORDER, MemoryPool, Order, OrderLimits, OrderLocation, OwnKeeper,
+    Parent, UnstartedKeeper,
 };
 use super::leftovers::Group;
 use super::warden::Warden;
@@ -30,6 +30,8 @@ pub(super) struct SpawnRequest {
     pub pass: Vec<Arc<OwnedFd>>,
     /// The child exits by itself when this process does, and must clean up before that.
     pub cleans_up: bool,
+    /// Limits that the child sets itself.
+    pub limits: OrderLimits,
 }
 
 /// Why no process was started.
@@ -76,8 +78,9 @@ impl Spawner {
     /// process is killed.
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Keeper, SpawnError> {
         let system = |source| SpawnError::System { step: "keeper", source };
-        let SpawnRequest { command, stdio, tty, pass, cleans_up, .. } = request;
-        let (order, socket) = Order::new(&command, stdio, pass, tty, cleans_up).map_err(system)?;
+        let SpawnRequest { command, stdio, tty, pass, cleans_up, limits, .. } = request;
+        let order = Order::new(&command, stdio, pass, tty, cleans_up, limits);
+        let (order, socket) = order.map_err(system)?;
         let parent = match self {
             Self::Own(memory_pool) => {
                 Parent::Own { _own: start_here(memory_pool, &order).map_err(system)? }

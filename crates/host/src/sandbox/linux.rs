@@ -29,12 +29,14 @@ impl SandboxBackend for NativeSandbox {
     type Refusal = PrepareError;
 
     fn new(config: SandboxConfig) -> io::Result<Self> {
-        let SandboxConfig { executable, own_files, assurance, cache_plans, shares_pids } = config;
+        let SandboxConfig { executable, own_files, assurance, cache_plans, shares_pids, ceiling } =
+            config;
         let mut config = Config::new(executable);
         config.own_files = own_files;
         config.assurance = assurance;
         config.cache_plans = cache_plans;
         config.shares_pids = shares_pids;
+        config.ceiling = ceiling;
         Sandbox::new(config).map(Self)
     }
 
@@ -118,6 +120,7 @@ impl PolicyRefusal for PrepareError {
         match self {
             Self::Io { source, .. } => ErrorKind::of_system(source),
             Self::WorkingDirectory(_) => ErrorKind::WorkingDirectoryDenied,
+            Self::Ceiling(_) => ErrorKind::OperatorPolicy,
             Self::Command(_) | Self::Network(_) => ErrorKind::InvalidParams,
             _ => ErrorKind::SandboxUnavailable,
         }

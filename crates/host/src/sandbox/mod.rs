@@ -119,6 +119,8 @@ pub struct SandboxConfig {
     /// Programs see the processes and the `/proc` of the host (default: false). They can still neither
     /// signal nor inspect those outside of their sandbox.
     pub shares_pids: bool,
+    /// A policy of the operator that bounds every other, and whose level no request lowers (default: none).
+    pub ceiling: Option<SandboxContext>,
 }
 
 impl SandboxConfig {
@@ -130,6 +132,7 @@ impl SandboxConfig {
             assurance: Assurance::Full,
             cache_plans: true,
             shares_pids: false,
+            ceiling: None,
         }
     }
 }

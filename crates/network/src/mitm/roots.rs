@@ -1,6 +1,8 @@
-//! The roots that targets are verified by: those of the system and of the server's `SSL_CERT_FILE`.
+//! The roots that targets are verified by: those of the system and of files that the server's environment
+//! names.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
@@ -13,13 +15,17 @@ pub struct Roots {
 }
 
 impl Roots {
-    /// The system's roots, and those of `extra` (the server's `SSL_CERT_FILE`). What cannot be read is
-    /// left out: without a root, every target is refused.
-    pub fn load(extra: Option<&Path>) -> Self {
-        let mut certificates = rustls_native_certs::load_native_certs().certs;
-        if let Some(pem) = extra.and_then(|path| std::fs::read(path).ok()) {
-            certificates.extend(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
-        }
+    /// The system's roots, and those in the files of `extra`: no file replaces the system's, since programs
+    /// get all of them as the only ones to trust. What cannot be read is left out: without a root, every
+    /// target is refused.
+    pub fn load(extra: &[PathBuf]) -> Self {
+        let system = openssl_probe::candidate_cert_dirs()
+            .flat_map(|dir| rustls_native_certs::load_certs_from_paths(None, Some(dir)).certs);
+        let extra = extra
+            .iter()
+            .flat_map(|file| rustls_native_certs::load_certs_from_paths(Some(file), None).certs);
+        let mut seen = HashSet::new();
+        let certificates = system.chain(extra).filter(|one| seen.insert(one.to_vec())).collect();
         Self { certificates }
     }
 

@@ -2,6 +2,7 @@
 
 use codex_exec_server_protocol::network::ManagedNetwork;
 use codex_exec_server_protocol::process::*;
+use codex_exec_server_protocol::resources::*;
 use codex_exec_server_protocol::{Assurance, PathUri};
 
 use crate::golden::{golden, reads_as, refuses};
@@ -28,6 +29,7 @@ fn least() -> ExecParams {
         shell_snapshot: None,
         size: None,
         retain: None,
+        limits: None,
     }
 }
 
@@ -45,7 +47,7 @@ fn starts() {
     );
     // The newest client's nulls, an older one's absences, a native path.
     reads_as(
-        r#"{"processId":"p","argv":["ls","-l"],"cwd":"/tmp","env":{"A":"1"},"envPolicy":null,"tty":false,"arg0":null,"sandbox":null,"metadata":null,"managedNetwork":null,"networkProxy":null,"shellSnapshot":null,"enforceManagedNetwork":false,"size":null,"retain":null,"future":{"x":[1]}}"#,
+        r#"{"processId":"p","argv":["ls","-l"],"cwd":"/tmp","env":{"A":"1"},"envPolicy":null,"tty":false,"arg0":null,"sandbox":null,"metadata":null,"managedNetwork":null,"networkProxy":null,"shellSnapshot":null,"enforceManagedNetwork":false,"size":null,"retain":null,"limits":null,"future":{"x":[1]}}"#,
         &least(),
     );
     let most = ExecParams {
@@ -101,6 +103,52 @@ fn env_policies_match_golden_json() {
 }
 
 #[test]
+fn limits_match_golden_json() {
+    let mut limits = ResourceLimits::default();
+    golden(&limits, "{}");
+    let mut applied = AppliedLimits::default();
+    for (n, &resource) in (1..).zip(Resource::ALL) {
+        limits.set(resource, Some(n));
+        applied.set(resource, Some(AppliedLimit { value: n, by: LimitMechanism::Watchdog }));
+        assert_eq!(limits.get(resource), Some(n));
+    }
+    golden(
+        &limits,
+        r#"{"wallMs":1,"idleMs":2,"cpuMs":3,"cpusMilli":4,"memoryBytes":5,"pids":6,"openFiles":7,"outputBytes":8,"diskBytes":9}"#,
+    );
+    let text = serde_json::to_string(&applied).unwrap();
+    assert!(text.starts_with(r#"{"wallMs":{"value":1,"by":"watchdog"},"idleMs""#), "{text}");
+    let start =
+        |limits: &str| format!(r#"{{"processId":"p","argv":["ls"],"cwd":"/","limits":{limits}}}"#);
+    let parsed: ExecParams = serde_json::from_str(&start(r#"{"pids":6}"#)).unwrap();
+    assert_eq!(parsed.limits.unwrap().iter().collect::<Vec<_>>(), [(Resource::Pids, 6)]);
+    // A limit that this version does not know would not be enforced.
+    refuses::<ExecParams>(&start(r#"{"threads":6}"#));
+    refuses::<ExecParams>(&start(r#"{"pids":-1}"#));
+    // A newer server's are ignored.
+    reads_as(r#"{"threads":{"value":1,"by":"magic"}}"#, &AppliedLimits::default());
+    assert_eq!(
+        serde_json::from_str::<LimitMechanism>(r#""magic""#).unwrap(),
+        LimitMechanism::Other
+    );
+    for ended in [
+        EndedBy::Oom,
+        EndedBy::Wall,
+        EndedBy::Idle,
+        EndedBy::Cpu,
+        EndedBy::Pids,
+        EndedBy::Output,
+        EndedBy::Disk,
+        EndedBy::Signal,
+        EndedBy::Terminate,
+        EndedBy::Server,
+    ] {
+        golden(&ended, &format!("{:?}", ended.name()));
+    }
+    assert_eq!(serde_json::from_str::<EndedBy>(r#""magic""#).unwrap(), EndedBy::Other);
+}
+
+#[test]
 fn retention_options_match_golden_json() {
     reads_as(
         r#"{"bytes":9}"#,
@@ -121,6 +169,7 @@ fn start_responses_of_every_revision_parse() {
         sandbox_type: Some(SandboxType::None),
         sandbox_assurance: None,
         network: None,
+        limits: None,
     };
     golden(&answer, r#"{"processId":"p","sandboxType":"none"}"#);
     for (kind, name) in [
@@ -168,11 +217,20 @@ fn process_notifications_match_golden_json() {
         seq: 8,
         exit_code: 137,
         sandbox_denied: false,
+        ended_by: None,
+        usage: None,
     };
     golden(&exited, r#"{"processId":"p","seq":8,"exitCode":137,"sandboxDenied":false}"#);
     reads_as(r#"{"processId":"p","seq":8,"exitCode":137}"#, &exited);
     (exited.exit_code, exited.sandbox_denied) = (-1, true);
     golden(&exited, r#"{"processId":"p","seq":8,"exitCode":-1,"sandboxDenied":true}"#);
+    exited.ended_by = Some(EndedBy::Oom);
+    exited.usage =
+        Some(Usage { cpu_us: 1, peak_memory_bytes: Some(2), read_bytes: 3, written_bytes: 4 });
+    golden(
+        &exited,
+        r#"{"processId":"p","seq":8,"exitCode":-1,"sandboxDenied":true,"endedBy":"oom","usage":{"cpuUs":1,"peakMemoryBytes":2,"readBytes":3,"writtenBytes":4}}"#,
+    );
     let closed = |seq| ExecClosedNotification { process_id: "p".into(), seq };
     golden(&closed(Some(9)), r#"{"processId":"p","seq":9}"#);
     golden(&closed(None), r#"{"processId":"p"}"#);
@@ -209,6 +267,7 @@ fn reads() {
         failure: Some("disk full".into()),
         sandbox_denied: true,
         dropped_bytes: 12,
+        ..ReadResponse::default()
     };
     golden(
         &read,
@@ -285,6 +344,9 @@ fn sizes_and_lists() {
         exit_code: Some(3),
         closed: false,
         next_seq: 4,
+        limits: None,
+        ended_by: None,
+        usage: None,
     };
     golden(
         &ListResponse { processes: vec![line] },

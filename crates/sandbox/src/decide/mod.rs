@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 mod alias;
+pub(crate) mod ceiling;
 mod expand;
 pub mod facts;
 pub mod glob;

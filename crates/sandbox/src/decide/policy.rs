@@ -20,7 +20,7 @@ use super::glob::{Glob, GlobError};
 use super::path_trace::{self, PathTrace};
 use super::paths::{is_within, order, parent};
 use super::writable_history::WritableHistory;
-use super::{alias, expand, metadata};
+use super::{alias, ceiling, expand, metadata};
 use crate::{Limits, OwnFiles};
 
 /// What a program needs to start, as far as it exists.
@@ -206,6 +206,8 @@ pub struct ServerState<'a> {
     pub own_files: &'a OwnFiles,
     /// Where its sandboxes could have created links.
     pub writable_history: &'a WritableHistory,
+    /// A policy that no other exceeds.
+    pub ceiling: Option<&'a SandboxContext>,
 }
 
 /// What a policy restricts.
@@ -227,6 +229,7 @@ pub fn resolve(
     limits: &Limits,
     server: ServerState<'_>,
 ) -> Result<Resolved, PolicyError> {
+    let context = &*ceiling::bounded(context, server.ceiling);
     let network = context.permissions.network();
     let PermissionProfile::Managed {
         file_system: FileSystemPolicy::Restricted(file_system), ..
@@ -252,6 +255,9 @@ pub fn resolve(
     };
     let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
     resolving.policy.host_devices = grants_everything(file_system);
+    if let Some(ceiling) = server.ceiling {
+        resolving.lower(&ceiling::entries(ceiling))?;
+    }
     let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
     let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
@@ -396,22 +402,9 @@ fn merge(regions: &mut Vec<(PathBuf, Region)>) {
 
 impl<'a> Resolving<'a> {
     fn new(facts: &'a dyn Facts, network: NetworkPolicy, entries: usize) -> Self {
-        let policy = ResolvedPolicy {
-            access: AccessMap::with_capacity(entries),
-            regions: Vec::with_capacity(entries),
-            protected: Vec::new(),
-            links: BTreeMap::new(),
-            pinned_links: BTreeMap::new(),
-            pinned_directories: BTreeSet::new(),
-            known: HashMap::new(),
-            missing_roots: Vec::new(),
-            globs_truncated: false,
-            host_devices: false,
-            network,
-        };
         Self {
             resolver: Resolver::new(facts),
-            policy,
+            policy: ResolvedPolicy::empty(network, entries),
             traces: Vec::new(),
             server_files: ServerFiles::default(),
         }
@@ -477,6 +470,20 @@ impl<'a> Resolving<'a> {
             }
         }
         Ok(globs)
+    }
+
+    /// Takes away what the entries of a ceiling do not permit.
+    fn lower(&mut self, ceiling: &RestrictedFileSystem) -> Result<(), PolicyError> {
+        let empty = || ResolvedPolicy::empty(self.policy.network, ceiling.entries.len());
+        let (empty, other) = (empty(), empty());
+        let request = std::mem::replace(&mut self.policy, empty);
+        let globs = self.entries(ceiling, None, &[], None)?;
+        if let Some(glob) = globs.first() {
+            return Err(PolicyError::GlobAllows(format!("{glob:?}")));
+        }
+        let most = std::mem::replace(&mut self.policy, other);
+        self.policy = ceiling::intersect(request, most);
+        Ok(())
     }
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {
@@ -681,6 +688,23 @@ fn below_root(subpath: Option<&str>) -> Result<PathBuf, PolicyError> {
 }
 
 impl ResolvedPolicy {
+    /// A policy that permits nothing, with room for this many entries.
+    fn empty(network: NetworkPolicy, entries: usize) -> Self {
+        Self {
+            access: AccessMap::with_capacity(entries),
+            regions: Vec::with_capacity(entries),
+            protected: Vec::new(),
+            links: BTreeMap::new(),
+            pinned_links: BTreeMap::new(),
+            pinned_directories: BTreeSet::new(),
+            known: HashMap::new(),
+            missing_roots: Vec::new(),
+            globs_truncated: false,
+            host_devices: false,
+            network,
+        }
+    }
+
     /// The same policy with nothing writable but devices: it allows reading exactly what this one does,
     /// and has no names to protect.
     pub(crate) fn for_reading(&self) -> Self {

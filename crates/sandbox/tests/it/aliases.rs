@@ -253,7 +253,8 @@ impl Case {
         };
         let own = OwnFiles { denied: own(AccessMode::Deny), read_only: own(AccessMode::Read) };
         let writable_history = WritableHistory::default();
-        let state = ServerState { own_files: &own, writable_history: &writable_history };
+        let state =
+            ServerState { own_files: &own, writable_history: &writable_history, ceiling: None };
         let limits = Limits::default();
         match resolve(&asked, Surroundings::default(), &self.machine, &limits, state)? {
             Resolved::Restricted(policy) => Ok(*policy),

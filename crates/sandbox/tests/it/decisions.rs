@@ -106,7 +106,7 @@ impl Facts for Tree {
 pub(crate) fn server() -> ServerState<'static> {
     static OWN_FILES: LazyLock<OwnFiles> = LazyLock::new(OwnFiles::default);
     static WRITTEN: LazyLock<WritableHistory> = LazyLock::new(WritableHistory::default);
-    ServerState { own_files: &OWN_FILES, writable_history: &WRITTEN }
+    ServerState { own_files: &OWN_FILES, writable_history: &WRITTEN, ceiling: None }
 }
 
 pub(crate) fn context(entries: Vec<FileSystemEntry>) -> SandboxContext {

@@ -4,6 +4,7 @@
 
 mod backpressure;
 mod discovery;
+mod entry;
 mod environment;
 mod environment_config;
 mod errors;

@@ -383,7 +383,7 @@ async fn output_lost_in_large_buffers_is_read_after_a_resume() {
     client.send_request("process/write", json!({"processId": "p", "chunk": base64(b"go\n")})).await;
     written_until_it_waits(pid).await;
     drop((proxy, client));
-    let mut client = Client::resume(&server, &session).await;
+    let mut client = Client::resume_at(address, &session).await;
     let (bytes, last) = read_all(&mut client, "p", first.last_seq).await;
     let expected: String = (1..=3_000_000).map(|n| format!("{n}\n")).collect();
     assert!(bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());

@@ -159,11 +159,21 @@ impl Client {
         Ok(result["sessionId"].as_str().unwrap().to_owned())
     }
 
-    /// Resumes once the server has seen the end of the previous connection.
+    /// Resumes a session that was opened in memory.
     pub(crate) async fn resume(server: &Server, session: &str) -> Self {
+        Self::resume_by(session, async || Self::memory(server)).await
+    }
+
+    /// Resumes a session that was opened over a websocket.
+    pub(crate) async fn resume_at(address: SocketAddr, session: &str) -> Self {
+        Self::resume_by(session, async || Self::websocket(address).await).await
+    }
+
+    /// Resumes once the server has seen the end of the previous connection.
+    async fn resume_by(session: &str, connect: impl AsyncFn() -> Self) -> Self {
         let params = json!({"clientName": "test", "resumeSessionId": session});
         loop {
-            let mut client = Self::memory(server);
+            let mut client = connect().await;
             match client.handshake(params.clone()).await {
                 Ok(id) => {
                     assert_eq!(id, session);

@@ -36,20 +36,21 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 
 use super::command::Command;
+use super::limits::Guard;
 use super::readiness::register;
 use super::spawner::SpawnError;
 use super::warden::{RegisteredKeeper, Warden};
 use crate::sandbox::Executable;
 
 pub(super) use memory::MemoryPool;
-pub(super) use message::{Control, Report};
+pub(super) use message::{Control, Report, Used};
 pub(super) use stub::CLEANUP_TIMEOUT;
 
 /// A longer order, in bytes, is sent in a memfd.
 pub(super) const MAX_INLINE_ORDER: usize = memory::MAX_ORDER;
 
 /// Maximum descriptors that come with an order.
-pub(super) const MAX_DESCRIPTORS: usize = FIXED + 1 + stub::MAX_PASSED;
+pub(super) const MAX_DESCRIPTORS: usize = FIXED + 2 + stub::MAX_PASSED;
 
 /// How long to wait for a keeper's first report before resuming a possibly stopped warden.
 const SLOW: Duration = Duration::from_secs(1);
@@ -57,11 +58,21 @@ const SLOW: Duration = Duration::from_secs(1);
 /// The socket and the three standard streams.
 const FIXED: usize = 4;
 
+/// Limits that a process sets itself before it executes.
+#[derive(Debug, Default)]
+pub(super) struct OrderLimits {
+    /// `cgroup.procs` of the group that it enters.
+    pub cgroup: Option<Arc<OwnedFd>>,
+    /// The most files that it may have open; 0 if that is not limited.
+    pub open_files: u32,
+}
+
 /// A program to start, in the form that a keeper reads.
 #[derive(Debug)]
 pub(super) struct Order {
     pub bytes: Vec<u8>,
-    /// The keeper's end of the socket, the standard streams, the executable, the passed descriptors.
+    /// The keeper's end of the socket, the standard streams, the executable, `cgroup.procs`, the passed
+    /// descriptors.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
@@ -73,12 +84,20 @@ impl Order {
         pass: Vec<Arc<OwnedFd>>,
         tty: bool,
         cleans_up: bool,
+        confines: OrderLimits,
     ) -> io::Result<(Self, OwnedFd)> {
         if pass.len() > stub::MAX_PASSED {
             return Err(io::Error::other("too many descriptors to pass"));
         }
         let executable = command.executable.as_ref().and_then(Executable::descriptor);
-        let flags = order::OrderFlags { tty, cleans_up, executable: executable.is_some() };
+        let OrderLimits { cgroup, open_files } = confines;
+        let flags = order::OrderFlags {
+            tty,
+            cleans_up,
+            executable: executable.is_some(),
+            cgroup: cgroup.is_some(),
+            open_files,
+        };
         let kind = SocketType::SEQPACKET;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -87,6 +106,7 @@ impl Order {
         if let Some(executable) = executable {
             descriptors.push(Arc::new(executable.try_clone_to_owned()?));
         }
+        descriptors.extend(cgroup);
         descriptors.extend(pass);
         Ok((Self { bytes: order::write(command, flags), descriptors }, ours))
     }
@@ -194,6 +214,7 @@ impl UnstartedKeeper {
         let socket = next()?;
         let stdio = [next()?, next()?, next()?];
         let executable = if opened.flags.executable { next()? } else { -1 };
+        let cgroup = if opened.flags.cgroup { next()? } else { -1 };
         let mut pass = [-1; stub::MAX_PASSED];
         let mut passed = 0;
         for fd in numbers {
@@ -206,6 +227,7 @@ impl UnstartedKeeper {
             pass,
             passed,
             executable,
+            cgroup,
             socket,
             process_stack: self.0.process_stack(),
             start_only: self.0.start_only(),
@@ -241,6 +263,8 @@ pub(super) struct Keeper {
     root: Pid,
     /// The program must clean up before it exits.
     cleans_up: AtomicBool,
+    /// What watches its descendants, until none is left.
+    guard: Option<Box<Guard>>,
     /// Dropped after the socket, because the keeper ends when the socket closes.
     _parent: Parent,
 }
@@ -305,7 +329,7 @@ impl Keeper {
                     *known = Some(warden.register(keeper));
                 }
                 let cleans_up = AtomicBool::new(cleans_up);
-                Ok(Self { socket, pid: keeper, root, cleans_up, _parent: parent })
+                Ok(Self { socket, pid: keeper, root, cleans_up, guard: None, _parent: parent })
             }
             Some(Report::Failed { step, errno }) => {
                 let source = io::Error::from_raw_os_error(errno);
@@ -330,6 +354,11 @@ impl Keeper {
     pub(super) fn handle(&self) -> KeeperHandle {
         let cleaning_up = self.cleans_up.load(Ordering::Relaxed).then_some(self.root);
         KeeperHandle { pid: self.pid, cleaning_up, socket: self.socket.get_ref().clone() }
+    }
+
+    /// Keeps the guard until no descendant is left, or this is dropped.
+    pub(super) fn set_guard(&mut self, guard: Guard) {
+        self.guard = Some(Box::new(guard));
     }
 
     /// Marks that the program must clean up before it exits.
@@ -363,7 +392,7 @@ fn send_control(socket: &OwnedFd, control: Control) {
 async fn next(socket: &AsyncFd<Arc<OwnedFd>>) -> Option<Report> {
     loop {
         let mut ready = socket.readable().await.ok()?;
-        let mut message = [0; message::LENGTH];
+        let mut message = [0; message::REPORT_LENGTH];
         match recv(socket.get_ref(), &mut message, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return None,
             Ok((len, _)) => return message.get(..len).and_then(Report::decode),

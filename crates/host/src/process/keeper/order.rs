@@ -18,11 +18,16 @@ struct Head {
     arguments: u32,
     variables: u32,
     flags: u32,
+    /// The most files that it may have open; 0 if that is not limited.
+    open_files: u32,
+    /// So that pointers follow aligned.
+    unused: u32,
 }
 
 const TTY: u32 = 1;
 const CLEANS_UP: u32 = 2;
 const EXECUTABLE: u32 = 4;
+const CGROUP: u32 = 8;
 
 /// What an order contains besides the [`Command`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,10 @@ pub(super) struct OrderFlags {
     pub cleans_up: bool,
     /// Execute a descriptor instead of the files.
     pub executable: bool,
+    /// A descriptor of `cgroup.procs` of the group to enter comes with the order.
+    pub cgroup: bool,
+    /// The most files that it may have open; 0 if that is not limited.
+    pub open_files: u32,
 }
 
 /// An order with its pointers filled in. It points into the memory that it was opened in.
@@ -64,13 +73,20 @@ pub(super) fn write(command: &Command, flags: OrderFlags) -> Vec<u8> {
     let start = HEAD + pointers * POINTER;
     let len = start + strings().map(|s| s.as_bytes_with_nul().len()).sum::<usize>();
     let mut order = Vec::with_capacity(len);
-    let set = [(flags.tty, TTY), (flags.cleans_up, CLEANS_UP), (flags.executable, EXECUTABLE)];
+    let set = [
+        (flags.tty, TTY),
+        (flags.cleans_up, CLEANS_UP),
+        (flags.executable, EXECUTABLE),
+        (flags.cgroup, CGROUP),
+    ];
     let count = |strings: &[CString]| strings.len() as u32;
     for number in [
         count(&command.candidates),
         count(&command.argv),
         count(&command.env),
         set.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum(),
+        flags.open_files,
+        0,
     ] {
         order.extend(number.to_ne_bytes());
     }
@@ -90,8 +106,9 @@ fn slots(files: usize, arguments: usize, variables: usize) -> usize {
 pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
     let mut numbers = order.get(..HEAD)?.chunks_exact(4);
     let mut number = || Some(u32::from_ne_bytes(numbers.next()?.try_into().ok()?));
-    let (files, arguments, variables, flags) =
-        (number()? as usize, number()? as usize, number()? as usize, number()?);
+    let (files, arguments, variables) =
+        (number()? as usize, number()? as usize, number()? as usize);
+    let (flags, open_files) = (number()?, number()?);
     let start = HEAD.checked_add(slots(files, arguments, variables).checked_mul(POINTER)?)?;
     if order.len() < start || !order.as_ptr().addr().is_multiple_of(align_of::<*const c_char>()) {
         return None;
@@ -119,6 +136,8 @@ pub(super) fn open(order: &mut [u8]) -> Option<OpenedOrder> {
             tty: flags & TTY != 0,
             cleans_up: flags & CLEANS_UP != 0,
             executable: flags & EXECUTABLE != 0,
+            cgroup: flags & CGROUP != 0,
+            open_files,
         },
         files: list(0),
         count: files,
@@ -174,12 +193,15 @@ mod tests {
             args in proptest::collection::vec("[^\0]{0,20}", 0..6),
             env in proptest::collection::vec(("[A-Z]{1,5}", "[^\0]{0,20}"), 0..6),
             cwd in "/[^\0]{0,20}",
-            bits in 0..8_u8,
+            bits in 0..16_u8,
+            open_files: u32,
         ) {
             let flags = OrderFlags {
                 tty: bits & 1 != 0,
                 cleans_up: bits & 2 != 0,
                 executable: bits & 4 != 0,
+                cgroup: bits & 8 != 0,
+                open_files,
             };
             let command = command(&args, &env, &cwd);
             let order = write(&command, flags);

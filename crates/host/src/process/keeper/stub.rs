@@ -16,10 +16,10 @@
 //!
 //! The process, before `execve`, in order:
 //! 1. resets every signal to its default; gets its own session and process group;
-//! 2. asks to be killed when the keeper dies;
+//! 2. asks to be killed when the keeper dies; with limits, enters its control group;
 //! 3. puts descriptors 0, 1, 2 and the passed ones in place, and closes all others;
 //! 4. with a terminal: makes it the controlling terminal;
-//! 5. enters the working directory; unblocks all signals; calls `execve`.
+//! 5. enters the working directory; unblocks all signals; limits its open files; calls `execve`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -33,7 +33,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use super::memory::Span;
-use super::message::{Control, LENGTH, Report};
+use super::message::{Control, LENGTH, Report, Used};
 use super::order::OpenedOrder;
 use super::syscall::call;
 
@@ -51,8 +51,17 @@ const SLOW_KILL_RETRY: Duration = Duration::from_secs(1);
 pub(super) const MAX_PASSED: usize = 64;
 
 /// Steps of the start that can fail; [`Report::Failed`] carries their index.
-pub(super) const STEPS: [&str; 7] =
-    ["clone", "setsid", "parent death signal", "descriptors", "terminal", CWD, EXEC];
+pub(super) const STEPS: [&str; 9] = [
+    "clone",
+    "setsid",
+    "parent death signal",
+    "descriptors",
+    "terminal",
+    CWD,
+    EXEC,
+    "control group",
+    "limit of open files",
+];
 pub(super) const CWD: &str = "working directory";
 pub(super) const EXEC: &str = "execve";
 
@@ -65,6 +74,8 @@ pub(super) struct KeeperState {
     pub passed: usize,
     /// Executed instead of the files, unless negative.
     pub executable: RawFd,
+    /// `cgroup.procs` of the group that the process enters, unless negative.
+    pub cgroup: RawFd,
     /// The socket to the server.
     pub socket: RawFd,
     pub process_stack: *mut c_void,
@@ -199,7 +210,9 @@ fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
         if let Some(code) = exited {
             root = None;
             state.root.store(0, Ordering::Release);
-            send_report(socket, Report::Exited { code, nothing_left: !left });
+            let (code, signalled) = code;
+            let report = Report::Exited { code, signalled, nothing_left: !left, used: used() };
+            send_report(socket, report);
         }
         if !left {
             return;
@@ -245,9 +258,9 @@ fn supervise(root: Pid, socket: BorrowedFd<'_>, state: &KeeperState) {
     }
 }
 
-/// Reaps exited children. Returns the exit code if the root was among them, and whether any child is
+/// Reaps exited children. Returns the exit code, and whether it is that of a signal, if the root was among them, and whether any child is
 /// left.
-fn reap(root: Option<Pid>) -> (Option<i32>, bool) {
+fn reap(root: Option<Pid>) -> (Option<(i32, bool)>, bool) {
     let mut exited = None;
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
@@ -259,9 +272,34 @@ fn reap(root: Option<Pid>) -> (Option<i32>, bool) {
     }
 }
 
-fn code(status: WaitStatus) -> i32 {
+fn code(status: WaitStatus) -> (i32, bool) {
     let signal = status.terminating_signal().map(|signal| 128 + signal);
-    status.exit_status().or(signal).unwrap_or(-1)
+    (status.exit_status().or(signal).unwrap_or(-1), signal.is_some())
+}
+
+/// What the children that were reaped so far used, with their own.
+fn used() -> Used {
+    let children = resource_usage(libc::RUSAGE_CHILDREN);
+    // A process that shared our memory until it executed is as large as that was, whatever it executed.
+    let ours = resource_usage(libc::RUSAGE_SELF).ru_maxrss;
+    let microseconds = |time: libc::timeval| {
+        (time.tv_sec as u64).wrapping_mul(1_000_000).wrapping_add(time.tv_usec as u64)
+    };
+    Used {
+        cpu_us: microseconds(children.ru_utime).wrapping_add(microseconds(children.ru_stime)),
+        memory_kib: if children.ru_maxrss > ours { children.ru_maxrss as u64 } else { 0 },
+        blocks_in: children.ru_inblock as u64,
+        blocks_out: children.ru_oublock as u64,
+    }
+}
+
+fn resource_usage(of: c_int) -> libc::rusage {
+    // SAFETY: plain numbers, for which zero is valid; the call writes at most this structure.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let _ = call(libc::SYS_getrusage, [of as isize as usize, (&raw mut usage).addr()]);
+        usage
+    }
 }
 
 /// Waits for a message, an exited child, or the end of the server; returns whether the server is there.
@@ -396,6 +434,12 @@ unsafe fn run(state: &KeeperState) -> (i32, Errno) {
         if libc::getppid() != keeper {
             return (2, Errno::SRCH);
         }
+        if state.cgroup >= 0 {
+            let zero = c"0".as_ptr().addr();
+            if let Err(errno) = call(libc::SYS_write, [state.cgroup as usize, zero, 1]) {
+                return (7, errno);
+            }
+        }
         let executable = match place_descriptors(state) {
             Ok(executable) => executable,
             Err(errno) => return (3, errno),
@@ -411,11 +455,33 @@ unsafe fn run(state: &KeeperState) -> (i32, Errno) {
         let none = 0_u64;
         let (set, len) = ((&raw const none).addr(), size_of::<u64>());
         let _ = call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, len]);
+        if let Err(errno) = limit_open_files(state.order.flags.open_files) {
+            return (8, errno);
+        }
         (6, execute(state, executable))
     }
 }
 
 const SIGNALS: c_int = 64;
+
+/// Lowers the limit of open files to `most`, unless that is 0; never raises it.
+///
+/// # Safety
+/// Call it in the process only.
+unsafe fn limit_open_files(most: u32) -> Result<(), Errno> {
+    if most == 0 {
+        return Ok(());
+    }
+    let (own, resource) = (0, libc::RLIMIT_NOFILE as usize);
+    let mut limit = [0_u64; 2];
+    // SAFETY: the structure is two numbers of 64 bits, which the calls write and read.
+    unsafe {
+        call(libc::SYS_prlimit64, [own, resource, 0, (&raw mut limit).addr()])?;
+        let lowered = limit.map(|limit| limit.min(u64::from(most)));
+        call(libc::SYS_prlimit64, [own, resource, (&raw const lowered).addr(), 0])?;
+    }
+    Ok(())
+}
 
 /// Resets a signal to its default, by a system call: libc refuses to touch the two signals that it uses
 /// itself, which a parent may have left ignored.
