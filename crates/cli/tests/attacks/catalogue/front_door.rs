@@ -35,7 +35,7 @@ fn catalogue_no_sandbox_reaches_its_own_server() {
     let mut failures = Vec::new();
     for &user in User::all() {
         for listen in ["ws://127.0.0.1:0", "ws://0.0.0.0:0", "ws://[::1]:0", "ws://[::]:0"] {
-            let server = user.server_of(codex(), &["--listen", listen]);
+            let server = user.server_of(codex(), &["--listen", listen, "--insecure-open"]);
             let mut world = World::new(user);
             world.served_by(&server);
             let other = TcpListener::bind("127.0.0.1:0").unwrap();
