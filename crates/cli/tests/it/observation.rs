@@ -69,7 +69,7 @@ async fn metrics_count_what_happened() {
 
 #[test]
 fn the_examples_of_the_documentation_are_records() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating.md");
     let page = fs::read_to_string(page).unwrap();
     let lines = page.lines().filter(|line| line.starts_with('{'));
     let records: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
