@@ -4,6 +4,7 @@ mod bench;
 mod boundaries;
 mod codex;
 mod compatibility;
+mod holes;
 mod tidy;
 mod torture;
 
@@ -19,6 +20,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Write docs/compatibility.md from interop/compatibility.toml
     Compatibility,
+    /// Remove one protection at a time, and check that a random test finds the hole
+    Holes(holes::HolesArgs),
     /// Check conventions that no compiler checks
     Tidy,
     /// Run random programs for random clients, kill processes at random, and check what remains
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Bench(args) => bench::run(&args),
         Task::Compatibility => compatibility::run(),
+        Task::Holes(args) => holes::run(&args),
         Task::Tidy => tidy::run(),
         Task::Torture(args) => torture::run(&args),
         Task::FloorServer(args) => bench::floor::serve(&args),

@@ -1,6 +1,6 @@
 //! Checks that no compiler makes: the first line and the length of files, whether ARCHITECTURE.md is true of
-//! files, crate boundaries (see `boundaries`), whether docs/compatibility.md is fresh, and whether each dependency has its
-//! reason.
+//! files, crate boundaries (see `boundaries`), whether docs/compatibility.md is fresh, whether each dependency has its
+//! reason, and whether the patches of `holes` apply.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +24,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     complaints.extend(undocumented_dependencies(&manifest, &page));
     complaints.extend(crate::boundaries::complaints()?);
     complaints.extend(crate::compatibility::complaint()?);
+    complaints.extend(crate::holes::complaints()?);
     for complaint in &complaints {
         eprintln!("{complaint}");
     }
