@@ -156,7 +156,7 @@ impl Encode for ReadResponse {
     }
 
     fn size_hint(&self) -> usize {
-        160 + self.chunks.iter().map(|c| 64 + c.chunk.encoded_len()).sum::<usize>()
+        256 + self.chunks.iter().map(|c| 64 + c.chunk.encoded_len()).sum::<usize>()
     }
 }
 
