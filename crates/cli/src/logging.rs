@@ -37,8 +37,12 @@ impl LoggingArgs {
         for directive in ["async_nats=warn", "async_nats::connection=warn"] {
             filter = filter.add_directive(directive.parse().unwrap_or_default());
         }
-        let builder =
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A line that cannot be written is lost. To report that, the library would print to stderr, and so
+        // panic in whichever thread logged.
+        let builder = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => {
                 use std::io::IsTerminal;

@@ -148,6 +148,8 @@ async fn a_required_audit_log_that_cannot_be_written_refuses_work() {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", limited, "sh"]).arg(codex().get_program());
     command.args(["exec-server", "--audit-required", "--audit-log"]).arg(&log);
+    // Nor can the server say so in its own log.
+    command.stderr(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
     let server = crate::support::Running::start_with(&mut command);
     let mut client = server.client().await;
     // The file may have 512 or 1024 bytes.
