@@ -252,7 +252,8 @@ pub(crate) async fn serve(
     let _counted = server.metrics().map(Metrics::connection);
     let mut state =
         ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
-    let (shutdown, evicted) = (state.server.clone(), state.holder.evicted.clone());
+    let (server, evicted) = (state.server.clone(), state.holder.evicted.clone());
+    let outbound = connection.outbound().clone();
     let work = async {
         loop {
             match connection.next().await {
@@ -282,7 +283,12 @@ pub(crate) async fn serve(
     // These end the connection whatever it waits for, even a client that does not read.
     tokio::select! {
         biased;
-        () = shutdown.shutting_down() => {}
+        () = server.shutting_down() => {
+            // Processes that were given time to end have said something in it.
+            let config = server.config();
+            let timeout = config.stop_grace.min(config.connection.close_timeout);
+            let _ = tokio::time::timeout(timeout, outbound.drained()).await;
+        }
         () = evicted.cancelled() => {}
         () = must_leave(pass.as_deref()) => {
             tracing::debug!("closed a connection that did not initialize");

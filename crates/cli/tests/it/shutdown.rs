@@ -289,7 +289,9 @@ async fn the_server_leaves_no_zombies() {
 async fn stop_grace_gives_processes_time_after_sigterm() {
     let server = Running::start(&["--stop-grace", "1h"]);
     let mut client = server.client().await;
-    client.start("p", "trap 'echo saved; exit 3' TERM; echo $$; sleep 1000 & wait").await;
+    client
+        .start("p", "trap 'echo saved; exit 3' TERM; sleep 1000 > /dev/null 2>&1 & echo $$; wait")
+        .await;
     let pids = numbers(&client.lines("p", 1).await);
     server.signal(Signal::TERM);
     assert_eq!(client.closed("p").await, ("saved\n".into(), 3));
