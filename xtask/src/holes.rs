@@ -212,9 +212,9 @@ impl Tree {
                 command
             }
             Finder::Torture { fault } => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.args(["torture", "--fault", fault]);
-                command.args(["--seconds", &args.seconds.to_string(), "--seed", "1", "--codex"]);
+                let mut command = in_pid_namespace();
+                command.arg(std::env::current_exe()?).args(["torture", "--fault", fault]);
+                command.args(["--seconds", &args.seconds.to_string(), "--codex"]);
                 command.arg(self.target.join("debug/codex"));
                 command
             }
@@ -222,6 +222,16 @@ impl Tree {
         let passed = command.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
         Ok(!passed.success())
     }
+}
+
+/// Runs a command so that nothing it leaves behind survives: an open hole may leave processes.
+fn in_pid_namespace() -> Command {
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command.args(["--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL", "--"]);
+    command
 }
 
 /// The commit that is checked out.

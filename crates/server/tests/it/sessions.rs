@@ -464,7 +464,8 @@ async fn a_websocket_close_is_answered_during_a_long_poll() {
 async fn a_process_that_closed_while_detached_can_still_be_read() {
     let server = server_with(|config| {
         config.detach_ttl = Duration::from_secs(1000);
-        config.process.closed_linger = Duration::ZERO;
+        // Long enough for the server to notice that the connection is gone.
+        config.process.closed_linger = Duration::from_secs(2);
     });
     let (mut client, session) = connected_client(&server).await;
     client.start(sh("p", "read line; echo $$").piped()).await.unwrap();
