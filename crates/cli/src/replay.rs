@@ -86,7 +86,7 @@ fn next_line(file: &mut impl BufRead) -> anyhow::Result<Option<String>> {
 
 fn pause(interval: f64, idle_limit: Option<Duration>, speed: f64) -> Duration {
     let limit = idle_limit.map_or(MAX_PAUSE, |limit| limit.as_secs_f64().min(MAX_PAUSE));
-    // A number that is none becomes 0.
+    // A word that is not a number counts as 0.
     Duration::try_from_secs_f64(interval.clamp(0.0, limit) / speed).unwrap_or_default()
 }
 
