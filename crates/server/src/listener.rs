@@ -235,9 +235,7 @@ impl WebSocketListener {
                         let _ = socket.send(BUSY);
                     }
                     gate.refused(full);
-                    if let Some(metrics) = server.metrics() {
-                        metrics.refused(Refused::Limit);
-                    }
+                    server.count_refused(Refused::Limit);
                 }
             }
         }
@@ -319,7 +317,7 @@ impl Visitor {
         };
         if let Some(refusal) = refusal {
             tracing::warn!("refused a connection: {refusal}");
-            self.count_refused(Refused::Admission);
+            self.server.count_refused(Refused::Admission);
         }
         match self.kind.clone() {
             Kind::Tls(tls) => {
@@ -336,12 +334,6 @@ impl Visitor {
                 self.speak_http(stream, refusal, user, key).await;
             }
             _ => self.speak_http(stream, refusal, user, None).await,
-        }
-    }
-
-    fn count_refused(&self, why: Refused) {
-        if let Some(metrics) = self.server.metrics() {
-            metrics.refused(why);
         }
     }
 
@@ -395,7 +387,7 @@ impl Visitor {
     ) -> Response<Body> {
         // No page in a browser may reach the server; browsers always send Origin.
         if request.headers().contains_key(ORIGIN) {
-            self.count_refused(Refused::Origin);
+            self.server.count_refused(Refused::Origin);
             return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
         }
         match (request.method(), request.uri().path()) {
@@ -408,7 +400,7 @@ impl Visitor {
                     None => self.auth.authenticate(authorization),
                 };
                 let Some(principal) = principal else {
-                    self.count_refused(Refused::Token);
+                    self.server.count_refused(Refused::Token);
                     let mut response =
                         text(StatusCode::UNAUTHORIZED, "a bearer token is required\n");
                     let bearer = HeaderValue::from_static("Bearer");

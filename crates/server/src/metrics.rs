@@ -300,6 +300,13 @@ async fn serve_one(socket: TcpStream, peer: SocketAddr, server: Server) {
 }
 
 impl Server {
+    /// Counts a peer that was not served, if there are counters.
+    pub(crate) fn count_refused(&self, why: Refused) {
+        if let Some(metrics) = self.metrics() {
+            metrics.refused(why);
+        }
+    }
+
     /// The counters as a page; empty without counters.
     pub(crate) fn metrics_page(&self) -> String {
         let sessions = self.sessions().counts();
