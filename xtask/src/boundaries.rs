@@ -39,6 +39,7 @@ const NATS: &str = "async-nats";
 const BOUNDARIES: &[Boundary] = &[
     boundary("codex-exec-server-protocol", &["tokio", "hyper"]),
     boundary("codex-exec-relay-core", &["tokio", "serde_json"]),
+    boundary("codex-exec-screen", &["tokio", "serde_json"]),
     boundary("codex-exec-rpc", &[HOST, SANDBOX, "hyper"]),
     boundary(SANDBOX, &["tokio"]),
     boundary(

@@ -4,7 +4,13 @@ mod bench;
 mod boundaries;
 mod codex;
 mod compatibility;
+mod dependencies;
+mod fuzz;
 mod holes;
+mod packages;
+mod reproduce;
+mod sbom;
+mod soak;
 mod tidy;
 mod torture;
 
@@ -20,8 +26,16 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Write docs/compatibility.md from interop/compatibility.toml
     Compatibility,
+    /// Fuzz parsers in process, on stable Rust
+    Fuzz(fuzz::FuzzArgs),
     /// Remove one protection at a time, and check that a random test finds the hole
     Holes(holes::HolesArgs),
+    /// Build one commit twice, in two directories, and compare the programs
+    Reproduce(reproduce::ReproduceArgs),
+    /// Write the software bill of materials of the program, as CycloneDX JSON
+    Sbom(sbom::SbomArgs),
+    /// Load a server for an hour, and check that nothing grows
+    Soak(soak::SoakArgs),
     /// Check conventions that no compiler checks
     Tidy,
     /// Run random programs for random clients, kill processes at random, and check what remains
@@ -35,7 +49,11 @@ fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Bench(args) => bench::run(&args),
         Task::Compatibility => compatibility::run(),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Holes(args) => holes::run(&args),
+        Task::Reproduce(args) => reproduce::run(&args),
+        Task::Sbom(args) => sbom::run(&args),
+        Task::Soak(args) => soak::run(&args),
         Task::Tidy => tidy::run(),
         Task::Torture(args) => torture::run(&args),
         Task::FloorServer(args) => bench::floor::serve(&args),

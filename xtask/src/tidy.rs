@@ -1,6 +1,6 @@
 //! Checks that no compiler makes: the first line and the length of files, whether ARCHITECTURE.md is true of
 //! files, crate boundaries (see `boundaries`), whether docs/compatibility.md is fresh, whether each dependency has its
-//! reason, and whether the patches of `holes` apply.
+//! reason (see `dependencies`), and whether the patches of `holes` apply.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,10 +19,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
         }
     }
     complaints.extend(check_architecture(&std::fs::read_to_string("ARCHITECTURE.md")?)?);
-    let (manifest, page) = ("Cargo.toml", "docs/design/dependencies.md");
-    let (manifest, page) = (std::fs::read_to_string(manifest)?, std::fs::read_to_string(page)?);
-    complaints.extend(undocumented_dependencies(&manifest, &page));
     complaints.extend(crate::boundaries::complaints()?);
+    complaints.extend(crate::dependencies::complaints()?);
     complaints.extend(crate::compatibility::complaint()?);
     complaints.extend(crate::holes::complaints()?);
     for complaint in &complaints {
@@ -185,19 +183,6 @@ fn decisions_by_message(text: &str) -> Vec<usize> {
     calls.into_iter().filter(|(_, call)| decides(call)).map(|(number, _)| number).collect()
 }
 
-/// The external dependencies of the workspace that the page does not name.
-fn undocumented_dependencies(manifest: &str, page: &str) -> Vec<String> {
-    let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
-    let crates =
-        table.take_while(|line| !line.starts_with('[')).filter(|line| !line.contains("path ="));
-    let names = crates.filter_map(|line| Some(line.split_once(" = ")?.0));
-    let explained = |name: &str| page.contains(&format!("`{name}`"));
-    names
-        .filter(|name| !explained(name))
-        .map(|name| format!("docs/design/dependencies.md does not say why `{name}` is there"))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,13 +193,6 @@ mod tests {
         assert!(!has_unsafe("// an unsafe { block }\nlet unsafe_fn = 1;"));
         let paths: Vec<_> = named_paths("see `host/src/a.rs` and `b c`, `d`").collect();
         assert_eq!(paths, ["host/src/a.rs", "d"]);
-    }
-
-    #[test]
-    fn dependencies_need_a_reason() {
-        let manifest = "[workspace.dependencies]\nours = { path = \"x\" }\na = \"1\"\nb = \"2\"\n\n[profile.dev]\nc = 1\n";
-        assert!(undocumented_dependencies(manifest, "`a`, `b`").is_empty());
-        assert_eq!(undocumented_dependencies(manifest, "`a`, b").len(), 1);
     }
 
     #[test]

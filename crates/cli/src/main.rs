@@ -1,6 +1,7 @@
 //! `codex`: parses the command line, runs a command, returns its exit code.
 
 mod apply_patch;
+mod asciicast;
 mod attach;
 mod cat;
 mod closed_streams;
@@ -41,6 +42,7 @@ mod sandbox;
 mod saved_sessions;
 mod screen_modes;
 mod search;
+mod session_file;
 mod shell;
 mod signals;
 mod style;

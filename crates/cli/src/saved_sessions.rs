@@ -3,79 +3,18 @@
 //! One file per session, `$XDG_STATE_HOME/codex/sessions/NAME.json`, readable by its owner only: anyone who
 //! knows a session's id and can connect can take it over. It contains no token.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use codex_exec_server::client::WebsocketDial;
 use codex_exec_server::credentials::{check_directory, create_new, home_dir};
-use serde::{Deserialize, Serialize};
 
 use crate::on::OnArgs;
 use crate::place::Place;
-
-/// The name of a saved session: letters, digits, `-`, `_` and `.`; never a path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SessionName(String);
-
-impl FromStr for SessionName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if text.is_empty()
-            || text.starts_with(['.', '-'])
-            || text.len() > 64
-            || !text.chars().all(fine)
-        {
-            return Err("expected up to 64 letters, digits, -, _ and ., not starting with - or ."
-                .to_owned());
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for SessionName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// A saved session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct SavedSession {
-    #[serde(skip)]
-    pub name: String,
-    /// The server, as in `--on`.
-    pub url: String,
-    /// The registry, if the server is an environment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub registry: Option<String>,
-    /// The session's id.
-    pub session_id: String,
-    /// The id of the named process.
-    pub process_id: String,
-    /// Whether the process has a terminal.
-    #[serde(default)]
-    pub tty: bool,
-    /// The credential that the session was made with; no other one is sent to its server.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub credential: Option<SavedCredential>,
-}
-
-/// What is remembered of a credential; never its value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SavedCredential {
-    /// The flag or variable that it came from.
-    pub source: String,
-    /// A digest of it and its origin.
-    pub digest: String,
-}
+pub(crate) use crate::session_file::{SavedCredential, SavedSession, SessionName};
 
 impl SavedSession {
     /// A session to save; `None` if the server's sessions end with their connection, or if its URL has a
@@ -124,19 +63,19 @@ impl SavedSession {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));
             }
         };
-        let saved: Self = serde_json::from_slice(&text).with_context(|| {
+        let saved = Self::parse(&text).with_context(|| {
             format!("{} is not a valid session file; remove it", path.display())
         })?;
         Ok(Some(Self { name: name.to_string(), ..saved }))
     }
 
-    /// Fails if the name is in use.
-    pub(crate) fn require_free(name: &SessionName) -> anyhow::Result<()> {
-        let Some(saved) = Self::find(name)? else { return Ok(()) };
+    /// Fails because the name is in use.
+    pub(crate) fn refuse(&self) -> anyhow::Result<()> {
+        let name = &self.name;
         bail!(
             "the name `{name}` is already in use; see `codex ps`, then `codex attach {name}` or `codex \
              kill {name}`; if its server is gone for good, remove {}",
-            saved.file()?.display()
+            self.file()?.display()
         )
     }
 
@@ -179,8 +118,7 @@ impl SavedSession {
             .mode(0o700)
             .create(&directory)
             .with_context(failed)?;
-        let mut text = serde_json::to_vec_pretty(self)?;
-        text.push(b'\n');
+        let text = self.to_text()?;
         check_directory(&directory)?;
         let fresh = directory.join(format!(".{}.{}", self.name, std::process::id()));
         // Left by a process with the same id that was killed.
@@ -218,19 +156,4 @@ pub(crate) fn directories() -> impl Iterator<Item = PathBuf> {
     let named = named.filter(|path| path.is_absolute());
     let usual = home_dir().map(|home| home.join(".local/state"));
     named.into_iter().chain(usual).map(|state| state.join("codex/sessions"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_cannot_be_a_path() {
-        for good in ["build", "a.b-c_1"] {
-            good.parse::<SessionName>().unwrap();
-        }
-        for bad in ["", ".", "..", "a/b", "-x", ".hidden", "a b", "ä"] {
-            bad.parse::<SessionName>().unwrap_err();
-        }
-    }
 }

@@ -20,6 +20,8 @@ mod decider;
 mod dial;
 mod env;
 mod exchange;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod host;
 mod http;
 mod idle;

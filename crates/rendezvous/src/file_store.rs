@@ -41,6 +41,12 @@ pub struct FileStore {
 struct State {
     journal: Journal,
     compact_at: u64,
+    contents: Contents,
+}
+
+/// What the records of a state journal add up to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contents {
     registrations: BTreeMap<String, Registration>,
     used: HashMap<String, u64>,
     /// When harnesses were last connected.
@@ -49,7 +55,7 @@ struct State {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Record {
+pub(crate) enum Record {
     Registered(Registration),
     Removed(String),
     Seen { environment: String, registration: String, online: bool, at: u64 },
@@ -72,17 +78,11 @@ impl FileStore {
         }
         let key = SigningKey::open(&directory.join("secret"))?;
         let (journal, records) = Journal::open(&directory.join("state.log"))?;
-        let mut state = State {
-            journal,
-            compact_at: COMPACT_BYTES,
-            registrations: BTreeMap::new(),
-            used: HashMap::new(),
-            harnesses: HashMap::new(),
-        };
-        records.into_iter().for_each(|record| state.apply(record));
+        let contents = Contents::of(records);
+        let mut state = State { journal, compact_at: COMPACT_BYTES, contents };
         // Environments that were online when the last service died count as online until now, so they
         // may reconnect with the same URL.
-        for registration in state.registrations.values_mut() {
+        for registration in state.contents.registrations.values_mut() {
             if registration.online_since.take().is_some() {
                 registration.last_seen = now;
             }
@@ -112,11 +112,11 @@ impl FileStore {
     }
 
     pub(crate) fn registration(&self, environment: &str) -> Option<Registration> {
-        self.state.lock().registrations.get(environment).cloned()
+        self.state.lock().contents.registrations.get(environment).cloned()
     }
 
     pub(crate) fn registrations(&self) -> Vec<Registration> {
-        self.state.lock().registrations.values().cloned().collect()
+        self.state.lock().contents.registrations.values().cloned().collect()
     }
 
     pub(crate) async fn register(&self, registration: Registration) -> Result<(), StoreError> {
@@ -158,7 +158,7 @@ impl FileStore {
     }
 
     pub(crate) fn harness_last_seen(&self, name: &str) -> Option<u64> {
-        self.state.lock().harnesses.get(name).copied()
+        self.state.lock().contents.harnesses.get(name).copied()
     }
 
     pub(crate) async fn use_once(
@@ -170,7 +170,7 @@ impl FileStore {
         let (state, name) = (self.state.clone(), name.to_owned());
         blocking(move || {
             let mut state = state.lock();
-            if state.used.contains_key(&name) {
+            if state.contents.used.contains_key(&name) {
                 return Ok(false);
             }
             // Written first: if that fails, the name is not used up.
@@ -197,8 +197,34 @@ async fn blocking<T: Send + 'static>(
 impl State {
     fn write(&mut self, record: Record, durable: bool) -> io::Result<()> {
         self.journal.append(&record, durable)?;
-        self.apply(record);
+        self.contents.apply(record);
         Ok(())
+    }
+
+    fn compact_if_large(&mut self, now: u64) {
+        if self.journal.len() >= self.compact_at
+            && let Err(error) = self.compact(now)
+        {
+            // The journal keeps growing; try again after another step.
+            tracing::warn!(%error, "cannot compact the state");
+            self.compact_at = self.journal.len() + COMPACT_BYTES;
+        }
+    }
+
+    fn compact(&mut self, now: u64) -> io::Result<()> {
+        self.contents.forget_before(now);
+        self.journal.rewrite(self.contents.records())?;
+        self.compact_at = (self.journal.len() * 2).max(COMPACT_BYTES);
+        Ok(())
+    }
+}
+
+impl Contents {
+    /// What these records add up to.
+    pub(crate) fn of(records: impl IntoIterator<Item = Record>) -> Self {
+        let mut contents = Self::default();
+        records.into_iter().for_each(|record| contents.apply(record));
+        contents
     }
 
     fn apply(&mut self, record: Record) {
@@ -226,27 +252,20 @@ impl State {
         }
     }
 
-    fn compact_if_large(&mut self, now: u64) {
-        if self.journal.len() >= self.compact_at
-            && let Err(error) = self.compact(now)
-        {
-            // The journal keeps growing; try again after another step.
-            tracing::warn!(%error, "cannot compact the state");
-            self.compact_at = self.journal.len() + COMPACT_BYTES;
-        }
+    /// Drops what is over at this time. The times are of a file, so they may be any.
+    pub(crate) fn forget_before(&mut self, now: u64) {
+        self.used.retain(|_, expires| *expires > now);
+        self.harnesses.retain(|_, at| at.saturating_add(HARNESS_RETENTION_SECONDS) > now);
     }
 
-    fn compact(&mut self, now: u64) -> io::Result<()> {
-        self.used.retain(|_, expires| *expires > now);
-        self.harnesses.retain(|_, at| *at + HARNESS_RETENTION_SECONDS > now);
+    /// The fewest records that add up to this.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let registrations = self.registrations.values().cloned().map(Record::Registered);
         let used = self.used.iter();
         let used = used.map(|(name, &expires)| Record::Used { name: name.clone(), expires });
         let harnesses = self.harnesses.iter();
         let harnesses = harnesses.map(|(name, &at)| Record::Harness { name: name.clone(), at });
-        self.journal.rewrite(registrations.chain(used).chain(harnesses))?;
-        self.compact_at = (self.journal.len() * 2).max(COMPACT_BYTES);
-        Ok(())
+        registrations.chain(used).chain(harnesses)
     }
 }
 

@@ -193,13 +193,13 @@ fn give_to_owner(file: &File, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
+pub(crate) fn line<R: Serialize>(record: &R) -> io::Result<Vec<u8>> {
     let json = serde_json::to_string(record)?;
     Ok(format!("{} {json}\n", &digest(json.as_bytes())[..CHECKSUM_LEN]).into_bytes())
 }
 
 /// Parses the records in complete lines, and returns the length of those lines. Damaged lines are skipped.
-fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
+pub(crate) fn parse<R: DeserializeOwned>(text: &[u8]) -> (Vec<R>, usize) {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let records = text[..whole].split(|byte| *byte == b'\n').filter_map(|line| {
         let (check, json) = line.split_at_checked(CHECKSUM_LEN)?;

@@ -33,6 +33,8 @@ mod config;
 mod environment;
 mod file_store;
 mod fingerprint;
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod hub;
 mod journal;

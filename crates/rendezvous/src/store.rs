@@ -91,8 +91,16 @@ impl Tokens {
     pub(crate) fn apply(&mut self, change: TokenChange) {
         match change {
             TokenChange::Create(record) => {
-                self.digests.insert(record.id.clone(), record.digest.clone());
-                self.by_digest.insert(record.digest.clone(), record);
+                // A damaged or forged file may repeat an id or a digest. What is replaced is gone from both
+                // maps: a token that only one of them has could not be revoked.
+                if let Some(old) = self.digests.insert(record.id.clone(), record.digest.clone()) {
+                    self.by_digest.remove(&old);
+                }
+                let id = record.id.clone();
+                let old = self.by_digest.insert(record.digest.clone(), record);
+                if let Some(old) = old.filter(|old| old.id != id) {
+                    self.digests.remove(&old.id);
+                }
             }
             TokenChange::Revoke(id) => {
                 if let Some(digest) = self.digests.remove(&id) {

@@ -1,7 +1,7 @@
 //! Benchmarks that print ratios: the machine is noisy, so every figure is set against a floor that
 //! was measured in the same run, interleaved with it.
 
-mod client;
+pub(crate) mod client;
 mod files;
 pub(crate) mod floor;
 mod forwarder;
@@ -13,7 +13,7 @@ mod remote;
 mod report;
 mod sandbox;
 mod snapshot;
-mod target;
+pub(crate) mod target;
 
 use clap::Args;
 

@@ -59,6 +59,10 @@ impl Target {
         Ok(Self { child, url: url.trim().to_owned() })
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Resident memory that belongs to this process alone, in bytes.
     pub(crate) fn resident(&self) -> anyhow::Result<u64> {
         self.status("RssAnon:")

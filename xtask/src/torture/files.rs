@@ -1,7 +1,8 @@
 //! Sandboxed file requests while helpers are killed: every request gets a response, a file holds one of the
 //! contents written to it, and its directory holds nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ pub(crate) struct Workspace {
     directory: TempDir,
     /// What each file may hold, by its name; `None` is no file.
     files: BTreeMap<String, Vec<Option<Vec<u8>>>>,
+    /// Hashes of each name with everything that was ever to be written to it.
+    sent: BTreeSet<u64>,
 }
 
 /// A request, and what it may change.
@@ -33,7 +36,7 @@ impl Workspace {
     pub(crate) fn new() -> anyhow::Result<Self> {
         // Not in /tmp, which every such policy may write to.
         let directory = tempfile::tempdir_in("/var/tmp")?;
-        Ok(Self { directory, files: BTreeMap::new() })
+        Ok(Self { directory, files: BTreeMap::new(), sent: BTreeSet::new() })
     }
 
     /// Sends batches of requests until a whole batch succeeds after `calm` is set. Before that, requests may
@@ -71,8 +74,11 @@ impl Workspace {
             (0..rng.usize(1..8)).map(|n| random_request(rng, n)).collect();
         let requests = batch.iter().map(|request| (request.method, self.params(request))).collect();
         // Until its response arrives, each write may have happened.
-        for request in batch.iter().filter(|request| request.content.is_some()) {
-            self.possible(&request.name).push(request.content.clone());
+        for request in batch.iter() {
+            if let Some(content) = &request.content {
+                self.sent.insert(hash(&request.name, content));
+                self.possible(&request.name).push(request.content.clone());
+            }
         }
         let responses = client.call_all(requests).await?;
         let failed =
@@ -144,13 +150,16 @@ impl Workspace {
     fn check_directory(&self) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.directory.path())? {
             let name = entry?.file_name().into_string().unwrap_or_default();
-            // A kill at the right moment leaves a complete temporary file.
+            let content = std::fs::read(self.directory.path().join(&name))?;
+            // A kill at the right moment leaves a complete temporary file of any write so far.
             let whole = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".tmp"));
-            let of = whole.and_then(|rest| rest.rsplit_once('.')).map_or(&*name, |(of, _)| of);
-            let possible = self.files.get(of);
+            if let Some((of, _)) = whole.and_then(|rest| rest.rsplit_once('.')) {
+                ensure!(self.sent.contains(&hash(of, &content)), "{name} is not complete");
+                continue;
+            }
+            let possible = self.files.get(&name);
             let possible = possible.with_context(|| format!("{name} is left behind"))?;
-            let content = Some(std::fs::read(self.directory.path().join(&name))?);
-            ensure!(possible.contains(&content), "{name} holds what was never written to it");
+            ensure!(possible.contains(&Some(content)), "{name} holds what was never written to it");
         }
         for (name, possible) in &self.files {
             let there = self.directory.path().join(name).exists();
@@ -158,6 +167,12 @@ impl Workspace {
         }
         Ok(())
     }
+}
+
+fn hash(name: &str, content: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (name, content).hash(&mut hasher);
+    hasher.finish()
 }
 
 fn random_request(rng: &mut Rng, n: usize) -> FileRequest {

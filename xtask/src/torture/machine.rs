@@ -63,6 +63,11 @@ pub(crate) fn sandboxes(server: u32) -> Vec<u32> {
     found
 }
 
+/// Whether a keeper waits for a program.
+pub(crate) fn waits(keeper: u32) -> bool {
+    children(keeper).is_empty()
+}
+
 /// Whether a keeper has only sandboxes below it, no plain program.
 pub(crate) fn has_only_sandboxes(keeper: u32) -> bool {
     children(keeper).into_iter().all(is_sandbox)
@@ -82,9 +87,27 @@ pub(crate) fn has_spare(keeper: u32) -> bool {
 }
 
 pub(crate) fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        let _ = rustix::process::kill_process(pid, signal);
     }
+}
+
+/// What is mounted where, as a process sees it.
+pub(crate) fn mounts(pid: u32) -> anyhow::Result<Vec<String>> {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"))?;
+    // The root and the place of each, without options, which a remount changes and changes back.
+    let places = table.lines().map(|line| line.split(' ').skip(3).take(2).collect::<Vec<_>>());
+    Ok(places.map(|place| place.join(" ")).collect())
+}
+
+/// Lets every user read and write a directory.
+pub(crate) fn open_to_all(directory: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o1777))
 }
 
 pub(crate) fn descriptors(pid: u32) -> usize {

@@ -2,17 +2,20 @@
 //!
 //! Each round starts a server and several concurrent sessions. A model knows every byte and exit code of
 //! every program; nothing that a round started may be alive after its end. [`Allowed`] says what a fault may
-//! change; nothing else may change. Sandboxed file requests and patches of files with several names run
-//! at the same time, checked against the disk.
+//! change; nothing else may change. In some rounds the server is short of something (`scarcity`). Sandboxed
+//! file requests and patches of files with several names run at the same time, checked against the disk.
 
 mod client;
+mod confined;
 mod files;
-mod machine;
+mod half_open;
+pub(crate) mod machine;
 #[path = "../../../crates/client/tests/it/patch_model.rs"]
 #[allow(clippy::unwrap_used, reason = "it is a test's model, which panics where it cannot go on")]
 mod patch_model;
 mod patches;
 mod programs;
+mod scarcity;
 mod script;
 mod session;
 
@@ -28,8 +31,13 @@ use clap::Args;
 use fastrand::Rng;
 use tokio::task::JoinSet;
 
+use confined::Scarcity;
 use files::Workspace;
+use rustix::process::Signal;
 use session::{Allowed, Treatment};
+
+/// The most keepers that wait for a program.
+const MAX_WAITING: usize = 2;
 
 /// The most keepers, or wardens one after the other, that a round kills.
 const MAX_KILLS: usize = 3;
@@ -80,6 +88,23 @@ enum Fault {
     Helper,
     /// Nothing, but connections go silent without closing
     Silence,
+    /// Processes stop for a while (SIGSTOP): the server, its warden, keepers and sandboxes, and a client. To
+    /// whoever is stopped, every clock jumps forward
+    Stop,
+    /// Connections that begin and do not go on, at every step of the way in
+    HalfOpen,
+    /// The server is short of open files
+    Descriptors,
+    /// The server's user is short of processes
+    Processes,
+    /// The server is short of address space
+    Memory,
+    /// The server's disk is full
+    Room,
+    /// The server's disk is read-only for a while
+    Writability,
+    /// The wall clock jumps
+    Clock,
 }
 
 impl Fault {
@@ -89,6 +114,19 @@ impl Fault {
             self,
             Self::Server | Self::WardenThenServer | Self::ServerThenWarden | Self::KeeperAndServer
         )
+    }
+
+    /// What the server is short of. These rounds need root, for namespaces and other users.
+    fn scarcity(self) -> Option<Scarcity> {
+        Some(match self {
+            Self::Descriptors => Scarcity::Descriptors,
+            Self::Processes => Scarcity::Processes,
+            Self::Memory => Scarcity::Memory,
+            Self::Room => Scarcity::Room,
+            Self::Writability => Scarcity::Writability,
+            Self::Clock => Scarcity::Clock,
+            _ => return None,
+        })
     }
 
     fn treatment(self) -> Treatment {
@@ -102,7 +140,7 @@ impl Fault {
     }
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 18] = [
     Fault::None,
     Fault::Server,
     Fault::Warden,
@@ -113,6 +151,14 @@ const FAULTS: [Fault; 10] = [
     Fault::Client,
     Fault::Helper,
     Fault::Silence,
+    Fault::Stop,
+    Fault::HalfOpen,
+    Fault::Descriptors,
+    Fault::Processes,
+    Fault::Memory,
+    Fault::Room,
+    Fault::Writability,
+    Fault::Clock,
 ];
 
 pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
@@ -135,6 +181,10 @@ pub(crate) fn run(args: &TortureArgs) -> anyhow::Result<()> {
                 let fault = rng.choice(FAULTS).unwrap_or(Fault::None);
                 let fault = args.fault.unwrap_or(fault);
                 running.spawn(async move {
+                    if let Some(scarcity) = fault.scarcity() {
+                        let round = scarcity::round(&codex, scarcity, seed, &mut rng).await;
+                        return round.with_context(|| format!("seed {seed}, fault {fault:?}"));
+                    }
                     let round = round(&codex, fault, seed, sessions, &mut rng).await;
                     round.with_context(|| format!("seed {seed}, fault {fault:?}"))
                 });
@@ -205,10 +255,16 @@ async fn round(
             tokio::spawn(async move { session::run(&url, &token, rng, treatment).await })
         })
         .collect();
-    let program = (fault == Fault::None && rng.u8(..3) == 0).then(|| {
+    let half_open = match fault {
+        Fault::HalfOpen => half_open::connections(&server.url, rng).await?,
+        _ => Vec::new(),
+    };
+    let with_program = fault == Fault::Stop || fault == Fault::None && rng.u8(..3) == 0;
+    let program = with_program.then(|| {
         let (codex, url, token, rng) =
             (codex.to_owned(), server.url.clone(), token.clone(), rng.fork());
-        tokio::spawn(async move { programs::run(&codex, &url, &token, rng).await })
+        let stop = fault == Fault::Stop;
+        tokio::spawn(async move { programs::run(&codex, &url, &token, rng, stop).await })
     });
     let patches = (matches!(fault, Fault::None | Fault::Silence)).then(|| {
         let (codex, url, rng) = (codex.to_owned(), server.url.clone(), rng.fork());
@@ -258,6 +314,7 @@ async fn round(
         }
         checked.push(workspace);
     }
+    drop(half_open);
     machine::wait_until_none(|| {
         let left = machine::with_token(&token);
         (!left.is_empty()).then(|| format!("left behind: {left:?}"))
@@ -268,12 +325,18 @@ async fn round(
         machine::wait_until_none(|| {
             let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
             keepers.retain(|&keeper| !machine::has_spare(keeper));
+            let kept = keepers.len();
+            keepers.retain(|&keeper| !machine::waits(keeper));
+            let waiting = kept - keepers.len();
             // A helper stays for the next request of its policy.
             let helpers =
                 keepers.iter().filter(|&&keeper| machine::has_only_sandboxes(keeper)).count();
-            let settled =
-                wardens.len() == 1 && helpers == keepers.len() && helpers <= checked.len();
-            (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
+            let settled = wardens.len() == 1
+                && waiting <= MAX_WAITING
+                && helpers == keepers.len()
+                && helpers <= checked.len();
+            (!settled)
+                .then(|| format!("wardens {wardens:?}, keepers {keepers:?}, {waiting} that wait"))
         })
         .await?;
         // Connections and processes hold descriptors only while they exist.
@@ -298,7 +361,18 @@ async fn inject_fault<T>(
 ) -> anyhow::Result<()> {
     let pid = server.pid();
     match fault {
-        Fault::None | Fault::Silence => {}
+        Fault::Stop => {
+            for _ in 0..rng.usize(3..12) {
+                let mut all = vec![pid];
+                all.extend(machine::wardens(pid));
+                all.extend(machine::keepers(pid));
+                all.extend(machine::sandboxes(pid));
+                let Some(stopped) = rng.choice(all) else { continue };
+                machine::signal(stopped, Signal::STOP);
+                tokio::time::sleep(Duration::from_millis(rng.u64(..150))).await;
+                machine::signal(stopped, Signal::CONT);
+            }
+        }
         Fault::Helper => {
             for _ in 0..rng.usize(1..30) {
                 if let Some(sandbox) = rng.choice(machine::sandboxes(pid)) {
@@ -344,6 +418,8 @@ async fn inject_fault<T>(
             }
             server.kill()?;
         }
+        // The others change how a server or its clients begin.
+        _ => {}
     }
     Ok(())
 }

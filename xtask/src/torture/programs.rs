@@ -7,16 +7,27 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use fastrand::Rng;
+use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
+
+use super::machine;
 
 /// The name of a capability, and an unknown name of the same length.
 const CAPABILITY: &[u8] = b"processRetainUntilRead";
 const DISABLED_CAPABILITY: &[u8] = b"processRetainUntilXxxx";
 
 /// Runs one program and compares the received output with what it wrote.
-pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> anyhow::Result<()> {
+///
+/// With `stop`, the client is stopped while its output is not read.
+pub(crate) async fn run(
+    codex: &Path,
+    url: &str,
+    token: &str,
+    mut rng: Rng,
+    stop: bool,
+) -> anyhow::Result<()> {
     let url = disabling_proxy(url).await?;
     let lines = rng.u32(100_000..3_000_000);
     let code = rng.i32(0..100);
@@ -47,7 +58,10 @@ pub(crate) async fn run(codex: &Path, url: &str, token: &str, mut rng: Rng) -> a
         }
         if pauses > 0 && rng.u8(..4) == 0 {
             pauses -= 1;
+            let client = child.id().filter(|_| stop);
+            client.iter().for_each(|pid| machine::signal(*pid, Signal::STOP));
             tokio::time::sleep(Duration::from_millis(rng.u64(..100))).await;
+            client.iter().for_each(|pid| machine::signal(*pid, Signal::CONT));
         }
     }
     ensure!(seen == lines, "codex run wrote {seen} lines of {lines}");

@@ -19,6 +19,16 @@ pub(crate) struct Allowed {
     pub killed: bool,
 }
 
+/// A program's output or exit is not what the model says. No fault excuses it.
+#[derive(Debug)]
+pub(crate) struct WrongOutput;
+
+impl std::fmt::Display for WrongOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("wrong output")
+    }
+}
+
 /// How a round treats its sessions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Treatment {
@@ -110,7 +120,9 @@ async fn follow(
         }
     }
     for (id, script) in &*running {
-        check_output(&client, id, script, allowed).with_context(|| id.clone())?;
+        check_output(&client, id, script, allowed)
+            .with_context(|| id.clone())
+            .context(WrongOutput)?;
     }
     Ok(())
 }

@@ -181,9 +181,11 @@ fn start(held: &[u8], limit: usize) -> Step {
     let begin = held.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(held.len());
     let text = &held[begin..];
     let method = text.iter().position(|byte| !is_token(*byte)).unwrap_or(text.len());
+    // Longer ones are not waited for, so they are no method when they come in one piece either.
+    let is_awaited = method <= MAX_METHOD && begin <= limit;
     match text.get(method) {
-        None if method <= MAX_METHOD && begin <= limit => Step::More,
-        Some(b' ' | b'\t') if method > 0 => Step::Next(Phase::Line { scanned: 0 }),
+        None if is_awaited => Step::More,
+        Some(b' ' | b'\t') if method > 0 && is_awaited => Step::Next(Phase::Line { scanned: 0 }),
         Some(_) | None => Step::Watch { scanned: 0 },
     }
 }

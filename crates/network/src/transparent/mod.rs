@@ -14,6 +14,7 @@
 mod connection;
 mod dns;
 mod endpoint;
+pub(crate) mod fuzzing;
 mod link;
 mod names;
 mod packet;
