@@ -11,11 +11,11 @@ use std::pin::pin;
 use std::time::Duration;
 
 use codex_exec_server::client::{
-    ConnectionStatus, Process, ProcessEvent, ProcessEvents, ProcessStdin,
+    ConnectionStatus, Lost, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
 use codex_exec_server::{
-    EndedBy, ExecServerClient, ExecServerError, ProcessId, ProcessSignal, ResourceLimits,
-    SignalParams, TerminateParams,
+    EndedBy, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId, ProcessSignal,
+    ResourceLimits, SignalParams, TerminateParams,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -48,6 +48,11 @@ pub(crate) struct Foreground<'a> {
     /// The process keeps running when the local terminal closes or this program gets SIGHUP or SIGTERM, as
     /// after a dropped connection.
     pub keep_on_hangup: bool,
+    /// How the size of the local terminal counts beside those of other clients; `None`: this client only
+    /// watches, and its keys go nowhere.
+    pub fit: Option<Fit>,
+    /// What repaints the terminal before its output.
+    pub first_paint: Option<Vec<u8>>,
     pub signals: &'a Signals,
 }
 
@@ -195,12 +200,14 @@ impl Foreground<'_> {
             let input = self.forward_input(process.take_stdin(), &client, &local);
             let signals = self.forward_signals(&client, &id, &exited, &ending_signal);
             let connection = self.report_connection(&client);
+            let size = self.keep_size(&client, &id);
             tokio::select! {
                 biased;
                 ending = &mut output => ending,
                 ending = input => ending,
                 ending = signals => ending,
                 never = connection => match never {},
+                never = size => match never {},
                 by = local.exceeded() => {
                     let killed = kill(&client, &id).await;
                     if killed {
@@ -261,6 +268,12 @@ impl Foreground<'_> {
     ) -> Ending {
         let mut explained = false;
         let mut before_attach = self.attached;
+        if let (Some(paint), Some(terminal)) = (&self.first_paint, self.terminal) {
+            terminal.watch(paint);
+            if let Err(error) = sink.output(OutputStream::Pty, paint).await {
+                return self.write_failed(&error);
+            }
+        }
         loop {
             let next = match exited.get() {
                 Some((code, sandbox_denied)) if self.terminal.is_some() => {
@@ -301,6 +314,10 @@ impl Foreground<'_> {
                     exited.set(Some((status.code, status.sandbox_denied)));
                     ended_by.set(status.ended_by);
                     sink.exited(status).await
+                }
+                Some(ProcessEvent::Failed(ExecServerError::Lost(lost @ Lost::Taken))) => {
+                    self.print_between(&format!("codex: {lost}"));
+                    return Ending::Detached(0);
                 }
                 Some(ProcessEvent::Failed(error)) => return Ending::Failed(error.into()),
                 Some(ProcessEvent::Closed) | None => {
@@ -355,6 +372,11 @@ impl Foreground<'_> {
             };
             for typed in typed {
                 match typed {
+                    Typed::Keys(keys) if self.fit.is_none() => {
+                        if keys.contains(&CTRL_C) {
+                            return Ending::Detached(0);
+                        }
+                    }
                     Typed::Keys(keys) => {
                         local.is_active();
                         if stdin.write_all(&keys).await.is_err() {
@@ -401,9 +423,7 @@ impl Foreground<'_> {
             };
             let signal = match event {
                 SignalEvent::Resized => {
-                    if self.terminal.is_some() {
-                        resize(client, id);
-                    }
+                    self.resize(client, id);
                     continue;
                 }
                 SignalEvent::Forward(signal) => signal,
@@ -424,6 +444,9 @@ impl Foreground<'_> {
             if hangup && self.keep_on_hangup {
                 return self.hung_up(signal);
             }
+            if self.fit.is_none() {
+                return Ending::Detached(exit_code(signal));
+            }
             if !is_connected(client) || times >= KILL_AFTER_SIGNALS {
                 return Ending::Stopped(exit_code(signal));
             }
@@ -439,6 +462,27 @@ impl Foreground<'_> {
             }
             sending.push(forward_signal(client, id, signal));
         }
+    }
+
+    /// Tells the server the size of the local terminal, if that counts.
+    fn resize(&self, client: &ExecServerClient, id: &ProcessId) {
+        let (Some(_), Some(fit)) = (self.terminal, self.fit) else { return };
+        resize(client, id, fit);
+    }
+
+    /// Tells the server the size again after each reconnect, since it forgets those of clients that are gone;
+    /// never resolves.
+    async fn keep_size(&self, client: &ExecServerClient, id: &ProcessId) -> Infallible {
+        let mut status = client.status();
+        let mut lost = false;
+        while status.changed().await.is_ok() {
+            let connected = matches!(*status.borrow_and_update(), ConnectionStatus::Connected);
+            if connected && lost {
+                self.resize(client, id);
+            }
+            lost = !connected;
+        }
+        std::future::pending().await
     }
 
     /// Prints when the connection is lost and restored; never resolves.
@@ -525,14 +569,15 @@ async fn send_signal(client: &ExecServerClient, id: &ProcessId, signal: ProcessS
     )
 }
 
-fn resize(client: &ExecServerClient, id: &ProcessId) {
+fn resize(client: &ExecServerClient, id: &ProcessId, fit: Fit) {
     let Some((rows, cols)) = terminal::size() else { return };
     if !client.capabilities().process_resize {
         return;
     }
     let (client, process_id) = (client.clone(), id.clone());
     tokio::spawn(async move {
-        let params = codex_exec_server::ResizeParams { process_id, rows, cols };
+        let fit = Some(fit).filter(|fit| *fit != Fit::default());
+        let params = codex_exec_server::ResizeParams { process_id, rows, cols, fit };
         let resized = client.process_resize(params).await;
         tracing::debug!(?resized, "terminal resized");
     });

@@ -84,6 +84,8 @@ fn about(name: &str) -> &'static str {
         "process_retain" => "keep as much output as requested (run --detach)",
         "process_retain_until_read" => "keep output until the client has received it",
         "process_limits" => "limit what a command uses (run --memory, --pids, --timeout …)",
+        "session_sharing" => "share sessions among clients (attach, ps)",
+        "process_screen" => "repaint terminals (attach)",
         "session_detach_ttl" => "keep sessions as long as requested (run --detach)",
         "fs_search" => "search files (search)",
         "fs_glob" => "find files by name",

@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use codex_exec_server::{ProcessSignal, SignalParams, TerminateParams};
 
 use crate::exit::print_stderr;
-use crate::on::{ConnectOptions, block_on};
-use crate::target::TargetArgs;
+use crate::on::block_on;
+use crate::target::{Join, TargetArgs};
 
 /// End a detached process, or send it a signal
 ///
@@ -69,7 +69,7 @@ impl From<Signal> for ProcessSignal {
 
 pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(ConnectOptions::default()).await?;
+        let target = args.target.open(Join::CONTROL).await?;
         let client = &target.connected.client;
         let process_id = target.process.clone();
         if let Some(info) = &target.info

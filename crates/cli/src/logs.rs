@@ -7,9 +7,9 @@ use clap::Args;
 use codex_exec_server::ReadParams;
 
 use crate::exit::print_stderr;
-use crate::on::{ConnectOptions, block_on};
+use crate::on::block_on;
 use crate::output::Sink;
-use crate::target::TargetArgs;
+use crate::target::{Join, TargetArgs};
 
 /// Print the output of a process
 ///
@@ -37,7 +37,7 @@ const READ_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
-        let target = args.target.open(ConnectOptions::default()).await?;
+        let target = args.target.open(Join::VIEW).await?;
         let mut sink = Sink::new(false);
         let (mut after, mut gaps) = (0, Gaps::default());
         loop {

@@ -13,7 +13,7 @@ use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
 use codex_exec_server::credentials::{fingerprint, finish_renewals};
 use codex_exec_server::remote_mode::{CredentialKind, Origin, Verdict, may_send};
 use codex_exec_server::{
-    ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
+    AttachParams, ErrorKind, ExecServerClient, ExecServerClientConnectOptions, ExecServerError,
     RemoteExecServerConnectArgs, Secret, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
@@ -115,6 +115,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) struct ConnectOptions {
     /// The session to resume.
     pub session: Option<String>,
+    /// How this program takes part in the session.
+    pub attach: Option<AttachParams>,
+    /// The name of a new session.
+    pub name: Option<String>,
     /// How long the server keeps the session without a connection.
     pub detach_ttl: Option<Duration>,
     /// How long to try to reconnect, instead of the client's default.
@@ -194,6 +198,8 @@ impl OnArgs {
         let mut connect = ExecServerClientConnectOptions::default();
         connect.client_name = "codex".to_owned();
         connect.resume_session_id = options.session;
+        connect.attach = options.attach;
+        connect.session_name = options.name;
         connect.detach_ttl = options.detach_ttl;
         connect.reconnect = reconnect;
         let client = match &self.on {
@@ -214,6 +220,8 @@ impl OnArgs {
                 }
                 args.client_certificate = self.client_cert.clone().zip(self.client_key.clone());
                 args.resume_session_id = connect.resume_session_id;
+                args.attach = connect.attach;
+                args.session_name = connect.session_name;
                 args.detach_ttl = connect.detach_ttl;
                 args.reconnect = connect.reconnect;
                 ExecServerClient::connect_websocket(args).await

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use codex_exec_server::{ErrorKind, ProcessInfo};
+use codex_exec_server::{ErrorKind, ProcessInfo, SessionInfo};
 use futures_util::future::join_all;
 
 use crate::exit::{self, print_stderr};
@@ -13,16 +13,18 @@ use crate::limits;
 use crate::on::{ConnectOptions, OnArgs, block_on};
 use crate::saved_sessions::SavedSession;
 use crate::style::{Style, printable, quoted, table};
-use crate::target;
+use crate::target::{self, Join};
 
 /// List detached processes
 ///
-/// Without a name, lists what codex run --detach and codex shell detached, on any server. With a name,
-/// lists all processes of that session. ps forgets sessions that have expired.
+/// Without a name, lists what codex run --detach and codex shell detached from this machine, on any server,
+/// and everything of yours on the server of --on, from any machine. With a name, lists all processes of that
+/// session. ps forgets sessions that have expired.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  codex ps                                                  everything detached
+  codex ps                                                  everything detached from here
+  codex ps --on ws://127.0.0.1:4500                         and everything of yours there
   codex ps build                                            the processes of one session
   codex ps --on ws://127.0.0.1:4500 --session 8c4c…         by session id
   codex ps --json | jq -r '.[] | select(.exited) | .name'   names of those that have exited")]
@@ -56,6 +58,9 @@ struct Row {
     /// Why the state of the process is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// For `--session`, if this machine has not saved the name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<String>,
     #[serde(flatten)]
     process: Option<ProcessInfo>,
 }
@@ -66,7 +71,10 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
             Some(session) => session_rows(args, session).await?,
             None => {
                 let saved = SavedSession::all()?;
-                join_all(saved.iter().map(|saved| saved_row(&args.on, saved))).await
+                let rows = join_all(saved.iter().map(|saved| saved_row(&args.on, saved)));
+                let (mut rows, listed) = futures_util::join!(rows, target::list(&args.on));
+                rows.extend(server_rows(&args.on, listed?, &saved));
+                rows
             }
         };
         let text = if args.json {
@@ -84,14 +92,34 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// What this user runs on the server of `--on` that was not started on this machine.
+fn server_rows(on: &OnArgs, listed: Vec<SessionInfo>, saved: &[SavedSession]) -> Vec<Row> {
+    let is_saved =
+        |session: &SessionInfo| saved.iter().any(|saved| saved.session_id == session.session_id);
+    let others = listed.into_iter().filter(|session| !is_saved(session));
+    let rows = others.flat_map(|session| {
+        let (id, name) = (session.session_id, session.session_name);
+        session.processes.into_iter().map(move |process| Row {
+            name: name.clone(),
+            url: Some(on.display()),
+            problem: None,
+            session_id: Some(id.clone()),
+            process: Some(process),
+        })
+    });
+    rows.collect()
+}
+
 async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> {
-    let (connected, saved) = target::connect(&args.on, session, ConnectOptions::default()).await?;
+    let options = Join::VIEW.options(None);
+    let (connected, saved) = target::connect(&args.on, session, options).await?;
     let listed = connected.client.process_list().await;
     connected.close().await;
     let row = |process| Row {
         name: saved.as_ref().map(|saved| saved.name.clone()),
         url: None,
         problem: None,
+        session_id: None,
         process: Some(process),
     };
     Ok(listed?.processes.into_iter().map(row).collect())
@@ -100,7 +128,7 @@ async fn session_rows(args: &PsArgs, session: &str) -> anyhow::Result<Vec<Row>> 
 async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
     let list = async {
         let options =
-            ConnectOptions { fail_fast: true, one_of_all: true, ..ConnectOptions::default() };
+            ConnectOptions { fail_fast: true, one_of_all: true, ..Join::VIEW.options(None) };
         let connected = target::resume(on, saved, options).await?;
         let listed = connected.client.process_list().await;
         connected.close().await;
@@ -116,7 +144,8 @@ async fn saved_row(on: &OnArgs, saved: &SavedSession) -> Row {
             }
         }
     };
-    Row { name: Some(saved.name.clone()), url: Some(saved.shown_url()), problem, process }
+    let (name, url) = (Some(saved.name.clone()), Some(saved.shown_url()));
+    Row { name, url, problem, session_id: None, process }
 }
 
 /// An error as the content of a table cell.
@@ -161,7 +190,8 @@ fn render(rows: &[Row]) -> String {
         let command = command.unwrap_or_default();
         cells.push(if sessions {
             let url = printable(row.url.as_deref().unwrap_or_default());
-            vec![row.name.clone().unwrap_or_default(), state, since, limits, url, command]
+            let name = row.name.as_deref().map_or_else(|| "-".to_owned(), printable);
+            vec![name, state, since, limits, url, command]
         } else {
             let id = process.map(|process| printable(&process.process_id.0)).unwrap_or_default();
             let pid = process.and_then(|process| process.pid).map(|pid| pid.to_string());

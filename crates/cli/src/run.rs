@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
 use codex_exec_server::{
-    EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, OnFull, PathUri,
+    EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, Fit, OnFull, PathUri,
     ProcessId, ResourceLimits, Retain, RetainUntil,
 };
 
@@ -24,6 +24,7 @@ use crate::place::Place;
 use crate::policy::SandboxArgs;
 use crate::saved_sessions::{SavedSession, SessionName};
 use crate::signals::Signals;
+use crate::target::require_free;
 use crate::terminal::{self, Terminal};
 use crate::{confirm, input, remote_path, style};
 
@@ -59,6 +60,14 @@ pub(crate) struct RunArgs {
     /// Run the command in a terminal of the same size as this one
     #[arg(short, long, conflicts_with = "json")]
     tty: bool,
+
+    /// Print what the command writes to stderr to stdout, in the exact order of its writes
+    ///
+    /// Without it, stdout and stderr are two pipes: codex prints them in the order in which the command wrote
+    /// to them, unless it writes to both in turns faster than the server reads. The command runs by way of
+    /// /bin/sh.
+    #[arg(long, conflicts_with = "tty")]
+    merge: bool,
 
     /// Give the command an empty stdin, so that run does not read the input of a script around it
     #[arg(short, long)]
@@ -155,6 +164,8 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
             limits: args.limits.limits(),
             attached: false,
             keep_on_hangup: false,
+            fit: Some(Fit::Smallest),
+            first_paint: None,
             signals: &signals,
         };
         let process = Cell::new(None);
@@ -223,6 +234,7 @@ impl RunArgs {
         let cwd = self.directory(connected)?;
         let argv = match self.tty {
             true => with_terminal_size(client, self.command.clone()),
+            false if self.merge => after_script("exec \"$@\" 2>&1", self.command.clone()),
             false => self.command.clone(),
         };
         let sandbox = self.sandbox.context(&cwd)?;
@@ -383,12 +395,16 @@ pub(crate) fn env_policy(embedded: bool) -> EnvPolicy {
 pub(crate) fn with_terminal_size(client: &ExecServerClient, argv: Vec<String>) -> Vec<String> {
     match terminal::size() {
         Some((rows, cols)) if !client.capabilities().process_resize => {
-            let script = format!("stty rows {rows} cols {cols}; exec \"$@\"");
-            let shell = ["/bin/sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()];
-            shell.into_iter().chain(argv).collect()
+            after_script(&format!("stty rows {rows} cols {cols}; exec \"$@\""), argv)
         }
         _ => argv,
     }
+}
+
+/// The command that runs a script of a shell, which has `argv` as its arguments.
+fn after_script(script: &str, argv: Vec<String>) -> Vec<String> {
+    let shell = ["/bin/sh", "-c", script, "sh"].map(str::to_owned);
+    shell.into_iter().chain(argv).collect()
 }
 
 /// Runs a command in a terminal with the local size and TERM.
@@ -423,14 +439,18 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
              connection; pass --on ws://… or --on env:…"
         );
     }
-    SavedSession::require_free(name)?;
+    require_free(&args.on, name).await?;
     let rules = args.host_rules()?;
     if rules.as_ref().is_some_and(|rules| rules.ask) {
         bail!("--ask-host needs a command in the foreground; leave out --detach");
     }
     let sandbox = args.sandbox.is_given() || rules.is_some();
-    let options =
-        ConnectOptions { detach_ttl: Some(args.keep), sandbox, ..ConnectOptions::default() };
+    let options = ConnectOptions {
+        detach_ttl: Some(args.keep),
+        sandbox,
+        name: Some(name.to_string()),
+        ..ConnectOptions::default()
+    };
     let connected = args.on.connect(options).await?;
     let client = &connected.client;
     let Some(session) = client.session_id() else {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use codex_exec_server::ResourceLimits;
 use codex_exec_server::client::ExecCommand;
+use codex_exec_server::{AttachParams, Fit, ResourceLimits};
 
 use crate::exec_server::{format_duration, parse_duration};
 use crate::exit::{self, NOT_RUN, print_stderr};
@@ -16,6 +16,7 @@ use crate::remote_path;
 use crate::run::{env_policy, in_terminal, with_terminal_size};
 use crate::saved_sessions::{SavedSession, SessionName};
 use crate::signals::Signals;
+use crate::target::require_free;
 use crate::terminal::Terminal;
 
 /// The shell's id in its session.
@@ -72,6 +73,9 @@ impl ShellArgs {
                 detach_ttl: Some(self.keep),
                 // Reconnect for as long as the server keeps the shell.
                 patience: Some(self.keep),
+                // Others may join, and one of them may take the shell.
+                attach: Some(AttachParams::default()),
+                name: self.name.as_ref().map(ToString::to_string),
                 ..ConnectOptions::default()
             };
             let connected = tokio::select! {
@@ -81,7 +85,7 @@ impl ShellArgs {
                 }
             };
             if let Some(name) = &self.name {
-                SavedSession::require_free(name)?;
+                require_free(&self.on, name).await?;
             }
             let command = self.command(&connected)?;
             // Saved before the start: if this program is killed, the shell can still be found by its name.
@@ -105,6 +109,8 @@ impl ShellArgs {
                 limits: ResourceLimits::default(),
                 attached: false,
                 keep_on_hangup: self.name.is_some() && saved.is_some(),
+                fit: Some(Fit::Smallest),
+                first_paint: None,
                 signals: &signals,
             };
             let ending = foreground.run(process).await;

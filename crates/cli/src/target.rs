@@ -1,8 +1,10 @@
 //! The process that a command refers to: by a saved name, or by session and process id.
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::{ErrorKind, ProcessId, ProcessInfo};
+use codex_exec_server::{AttachParams, ErrorKind, ProcessId, ProcessInfo, Role, SessionInfo};
 
 use crate::exit::{self, CommandError};
 use crate::on::{ConnectOptions, Connected, OnArgs};
@@ -33,27 +35,60 @@ pub(crate) struct Target {
     pub info: Option<ProcessInfo>,
 }
 
+/// How a command joins a session beside the clients that are there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Join {
+    pub role: Role,
+    /// Receive the events of the process.
+    pub watch: bool,
+    /// Detach all others.
+    pub take: bool,
+}
+
+impl Join {
+    /// To read.
+    pub(crate) const VIEW: Self = Self { role: Role::View, watch: false, take: false };
+    /// To change something.
+    pub(crate) const CONTROL: Self = Self { role: Role::Control, watch: false, take: false };
+
+    pub(crate) fn options(self, process: Option<&str>) -> ConnectOptions {
+        let events = process.filter(|_| self.watch).map(ProcessId::from).into_iter().collect();
+        let attach = AttachParams { role: self.role, events, take: self.take };
+        ConnectOptions { attach: Some(attach), ..ConnectOptions::default() }
+    }
+}
+
 impl TargetArgs {
     /// Connects to the session and finds the process.
-    pub(crate) async fn open(&self, options: ConnectOptions) -> anyhow::Result<Target> {
-        let (connected, saved) = match &self.session {
-            Some(session) => connect(&self.on, session, options).await?,
-            None => {
-                let Some(saved) = find(&self.id)? else {
-                    bail!(
-                        "no detached process named `{}`; `codex ps` lists the names, --session with \
-                         --on finds other processes",
-                        self.id
-                    );
-                };
-                (resume(&self.on, &saved, options).await?, Some(saved))
+    pub(crate) async fn open(&self, join: Join) -> anyhow::Result<Target> {
+        let (connected, saved, process) = match &self.session {
+            Some(session) => {
+                let options = join.options(Some(&self.id));
+                let (connected, saved) = connect(&self.on, session, options).await?;
+                (connected, saved, self.id.clone())
             }
+            None => match find(&self.id)? {
+                Some(saved) => {
+                    let process = saved.process_id.clone();
+                    let options = join.options(Some(&process));
+                    (resume(&self.on, &saved, options).await?, Some(saved), process)
+                }
+                None => {
+                    let Some((session, process)) = self.find_on_server().await? else {
+                        bail!(
+                            "no detached process named `{}`; `codex ps` lists the names, with --on \
+                             those of other machines too, and --session with --on finds other \
+                             processes",
+                            self.id
+                        );
+                    };
+                    let options = join.options(Some(&process));
+                    let options = ConnectOptions { session: Some(session), ..options };
+                    (self.on.connect(options).await?, None, process)
+                }
+            },
         };
-        let process = match (&self.session, &saved) {
-            (None, Some(saved)) => saved.process_id.as_str(),
-            _ => self.id.as_str(),
-        };
-        let process = ProcessId::from(process);
+        let process = ProcessId::from(process.as_str());
         let mut info = None;
         if connected.client.capabilities().process_list {
             let listed = connected.client.process_list().await?.processes;
@@ -75,6 +110,84 @@ impl TargetArgs {
             }
         }
         Ok(Target { connected, process, saved, info })
+    }
+}
+
+impl TargetArgs {
+    /// The session and the process with this name on the server of `--on`, wherever it was started.
+    async fn find_on_server(&self) -> anyhow::Result<Option<(String, String)>> {
+        let mut found = named(list(&self.on).await?, &self.id);
+        match (found.pop(), found.is_empty()) {
+            (Some(session), true) => {
+                let process = process_of(&session).map(|process| process.process_id.to_string());
+                Ok(process.map(|process| (session.session_id, process)))
+            }
+            (None, _) => Ok(None),
+            (Some(_), false) => bail!(
+                "{} sessions are named `{}`; choose one by --session, with an id from `codex ps \
+                 --json`",
+                found.len() + 1,
+                self.id
+            ),
+        }
+    }
+}
+
+/// The sessions with this name that have a process, only the running ones if there are any.
+fn named(sessions: Vec<SessionInfo>, name: &str) -> Vec<SessionInfo> {
+    let named =
+        sessions.into_iter().filter(|session| session.session_name.as_deref() == Some(name));
+    let (running, ended): (Vec<_>, Vec<_>) =
+        named.partition(|session| process_of(session).is_some_and(|process| !process.exited));
+    if running.is_empty() { ended.into_iter().next_back().into_iter().collect() } else { running }
+}
+
+/// The process that a named session is about: its first.
+pub(crate) fn process_of(session: &SessionInfo) -> Option<&ProcessInfo> {
+    session.processes.first()
+}
+
+/// The sessions of this user on the server of `--on`; none without a server, or if it cannot list them.
+pub(crate) async fn list(on: &OnArgs) -> anyhow::Result<Vec<SessionInfo>> {
+    if on.on.is_none() {
+        return Ok(Vec::new());
+    }
+    let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
+    let connected = on.connect(options).await?;
+    let listed = match connected.client.capabilities().session_sharing {
+        true => connected.client.session_list().await.map(|listed| listed.sessions),
+        false => Ok(Vec::new()),
+    };
+    connected.close().await;
+    Ok(listed?)
+}
+
+/// How long to wait for the server of a name that may be free.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Fails if a process that still runs has the name. The name of one that has ended is free.
+pub(crate) async fn require_free(on: &OnArgs, name: &SessionName) -> anyhow::Result<()> {
+    let Some(saved) = SavedSession::find(name)? else { return Ok(()) };
+    let ended = async {
+        let options = ConnectOptions { fail_fast: true, ..Join::VIEW.options(None) };
+        let connected = match resume(on, &saved, options).await {
+            Ok(connected) => connected,
+            // `resume` has removed it.
+            Err(error) => return exit::kind(&error) == ErrorKind::UnknownSession,
+        };
+        let listed = connected.client.process_list().await;
+        connected.close().await;
+        listed.is_ok_and(|listed| {
+            let mut named = listed
+                .processes
+                .iter()
+                .filter(|process| *process.process_id.0 == *saved.process_id);
+            named.all(|process| process.exited)
+        })
+    };
+    match tokio::time::timeout(REPLY_TIMEOUT, ended).await {
+        Ok(true) => saved.remove(),
+        _ => saved.refuse(),
     }
 }
 

@@ -11,6 +11,7 @@ use codex_exec_server_protocol::files::*;
 use codex_exec_server_protocol::http::{HttpRequestParams, HttpRequestResponse};
 use codex_exec_server_protocol::network::*;
 use codex_exec_server_protocol::process::*;
+use codex_exec_server_protocol::session::{SessionListParams, SessionListResponse};
 use codex_exec_server_protocol::{call, file_methods, request_methods};
 
 use crate::client::ExecServerClient;
@@ -62,5 +63,16 @@ impl ExecServerClient {
             });
         }
         self.call::<call::ProcessList>(ListParams {}).await
+    }
+
+    /// `session/list` (extension): the sessions of this client's principal that have processes.
+    pub async fn session_list(&self) -> Result<SessionListResponse, ExecServerError> {
+        if !self.capabilities().session_sharing {
+            return Err(ExecServerError::Unsupported {
+                what: "list sessions".to_owned(),
+                instead: "keep the ids of the sessions you open".to_owned(),
+            });
+        }
+        self.call::<call::SessionList>(SessionListParams {}).await
     }
 }

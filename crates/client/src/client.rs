@@ -11,7 +11,7 @@ use codex_exec_server_protocol::environment::{
 };
 use codex_exec_server_protocol::network::{NetworkPolicyAnswer, NetworkPolicyRequestParams};
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
-use codex_exec_server_protocol::session::InitializeParams;
+use codex_exec_server_protocol::session::{InitializeParams, Role};
 use codex_exec_server_protocol::{
     Call, Effect, ErrorKind, FileCall, Method, Notification, SandboxContext, call,
 };
@@ -45,6 +45,7 @@ use crate::subscriptions::Notifications;
 pub struct ExecServerClient {
     pub(crate) shared: Arc<Shared>,
     close_signal: Arc<CloseOnDrop>,
+    is_guest: bool,
 }
 
 /// Closes the connection when the last handle is dropped.
@@ -111,6 +112,8 @@ impl ExecServerClient {
             detach_ttl_ms: options
                 .detach_ttl
                 .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+            attach: options.attach,
+            session_name: options.session_name,
         };
         let started = Instant::now();
         let resume_timeout = options.initialize_timeout.min(options.reconnect.give_up_after);
@@ -141,6 +144,7 @@ impl ExecServerClient {
         let channel = Channel::new(1, connection.outbound().clone());
         let shared = Arc::new(Shared::new(options.tuning, endpoint, channel.clone()));
         shared.session.lock().clone_from(&opened.session_id);
+        let is_guest = opened.role.is_some_and(|role| role != Role::Holder);
         if initialize.resume_session_id.is_some() {
             shared.mark_resumed();
         }
@@ -154,7 +158,7 @@ impl ExecServerClient {
             closing: close_signal.0.subscribe(),
         };
         tokio::spawn(driver.run(connection, channel));
-        let client = Self { shared, close_signal };
+        let client = Self { shared, close_signal, is_guest };
         let info = match opened.environment_info {
             Some(info) => info,
             // An older server sends it on request, or not at all.
@@ -173,6 +177,11 @@ impl ExecServerClient {
     /// The session's id, to resume it later; `None` if the server is older and sends none.
     pub fn session_id(&self) -> Option<String> {
         self.shared.session.lock().clone()
+    }
+
+    /// Whether this client is a guest of its session: the server has sharing, and the client asked for it.
+    pub fn is_guest(&self) -> bool {
+        self.is_guest
     }
 
     /// The server's description of itself, from the last handshake.

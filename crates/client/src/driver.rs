@@ -48,6 +48,8 @@ enum ConnectionEnd {
     Closing,
     /// The connection dropped.
     Dropped(String),
+    /// Another client took the session.
+    Taken,
     /// The peer broke the protocol.
     Broken(ExecServerError),
 }
@@ -67,6 +69,10 @@ impl Driver {
                 }
                 ConnectionEnd::Broken(error) => {
                     self.shared.close(&error);
+                    return;
+                }
+                ConnectionEnd::Taken => {
+                    self.shared.close(&Lost::Taken.into());
                     return;
                 }
                 ConnectionEnd::Dropped(reason) => reason,
@@ -112,6 +118,9 @@ impl Driver {
                     return ConnectionEnd::Dropped("the server closed the connection".to_owned());
                 }
             };
+            if is_taken(&message) {
+                return ConnectionEnd::Taken;
+            }
             if let Err(detail) = self.handle(&message, channel).await {
                 return ConnectionEnd::Broken(ExecServerError::protocol(
                     format!("cannot parse a message from {}", self.shared.endpoint),
@@ -245,6 +254,10 @@ impl Driver {
         };
         self.shared.channel.send_replace(ChannelState::Down);
         self.initialize.resume_session_id = Some(id.clone());
+        if let Some(attach) = &mut self.initialize.attach {
+            // Whoever came meanwhile stays.
+            attach.take = false;
+        }
 
         let began = Instant::now();
         let mut reason = reason;
@@ -328,6 +341,17 @@ impl Driver {
         self.shared.status.send_replace(ConnectionStatus::Connected);
         Ok((connection, channel))
     }
+}
+
+/// Whether the message says that another client took the session.
+fn is_taken(message: &Bytes) -> bool {
+    // Short, so that large messages are not parsed twice.
+    message.len() < 256
+        && matches!(
+            Incoming::parse(message, &DecodeLimits::default()),
+            Ok(Incoming::Notification { method, .. })
+                if method == notification::SessionDetached::NAME
+        )
 }
 
 /// Why an attempt to reconnect failed.

@@ -129,6 +129,10 @@ pub enum Lost {
         reason: String,
     },
 
+    /// The part in a session that another client took; its processes keep running.
+    #[error("another client took the session over; its processes keep running")]
+    Taken,
+
     /// Output that the server dropped before the client could read it again.
     #[error(
         "{} of process {process} are lost: the server no longer retains them; read faster, or start it with a larger `retain`",
@@ -279,6 +283,7 @@ impl ExecServerError {
             Self::Timeout { .. } => ErrorKind::TimedOut,
             Self::Closed { .. } | Self::Lost(Lost::Response { .. }) => ErrorKind::ConnectionLost,
             Self::Lost(Lost::Session { .. }) => ErrorKind::SessionEnded,
+            Self::Lost(Lost::Taken) => ErrorKind::SessionAttached,
             Self::Lost(Lost::Process { .. }) => ErrorKind::UnknownProcess,
             Self::Lost(Lost::Output { .. } | Lost::Spooled { .. } | Lost::Notifications { .. }) => {
                 ErrorKind::OutputLost

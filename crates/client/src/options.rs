@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use codex_exec_rpc::{ConnectionConfig, KeepAlive};
+use codex_exec_server_protocol::session::AttachParams;
 
 use crate::backoff::ReconnectPolicy;
 
@@ -29,6 +30,11 @@ pub struct ExecServerClientConnectOptions {
     /// **extension**: how long the server keeps the session without a connection, at most as long as the
     /// server allows. Default: the server's own time.
     pub detach_ttl: Option<Duration>,
+    /// **extension**: how this client takes part in the session. Default: as its holder, without what only
+    /// clients with a role are sent.
+    pub attach: Option<AttachParams>,
+    /// **extension**: the name of a new session, for people. Default none.
+    pub session_name: Option<String>,
     /// Whether and how long to reconnect when the connection drops.
     pub reconnect: ReconnectPolicy,
     /// Limits and timeouts.
@@ -42,6 +48,8 @@ impl Default for ExecServerClientConnectOptions {
             resume_session_id: None,
             initialize_timeout: Duration::from_secs(10),
             detach_ttl: None,
+            attach: None,
+            session_name: None,
             reconnect: ReconnectPolicy::default(),
             tuning: ClientTuning::default(),
         }
@@ -143,6 +151,11 @@ pub struct RemoteExecServerConnectArgs {
     /// **extension**: how long the server keeps the session without a connection. Default: the server's
     /// own time.
     pub detach_ttl: Option<Duration>,
+    /// **extension**: how this client takes part in the session, see
+    /// [`ExecServerClientConnectOptions::attach`].
+    pub attach: Option<AttachParams>,
+    /// **extension**: the name of a new session, for people. Default none.
+    pub session_name: Option<String>,
     /// Whether and how long to reconnect when the connection drops.
     pub reconnect: ReconnectPolicy,
     /// Limits and timeouts.
@@ -163,6 +176,8 @@ impl RemoteExecServerConnectArgs {
             client_certificate: None,
             receive_buffer: Some(1 << 20),
             detach_ttl: None,
+            attach: None,
+            session_name: None,
             reconnect: options.reconnect,
             tuning: options.tuning,
         }
@@ -176,6 +191,8 @@ impl From<RemoteExecServerConnectArgs> for ExecServerClientConnectOptions {
             resume_session_id: args.resume_session_id,
             initialize_timeout: args.initialize_timeout,
             detach_ttl: args.detach_ttl,
+            attach: args.attach,
+            session_name: args.session_name,
             reconnect: args.reconnect,
             tuning: args.tuning,
         }

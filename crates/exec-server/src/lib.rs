@@ -103,17 +103,19 @@ pub use codex_exec_server_protocol::http::{
 };
 pub use codex_exec_server_protocol::process::{
     Env, EnvInherit, EnvPolicy, ExecClosedNotification, ExecExitedNotification,
-    ExecOutputDeltaNotification, ExecParams, ExecResponse, ListParams, ListResponse, OnFull,
-    Opaque, OutputStream, ProcessId, ProcessInfo, ProcessOutputChunk, ProcessSignal, ReadParams,
-    ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil, SandboxType,
-    ShellSnapshotParams, SignalParams, SignalResponse, SnapshotShell, TerminalSize,
-    TerminateParams, TerminateResponse, WriteParams, WriteResponse, WriteStatus,
+    ExecOutputDeltaNotification, ExecParams, ExecResponse, Fit, ListParams, ListResponse, OnFull,
+    Opaque, OutputStream, ProcessId, ProcessInfo, ProcessOutputChunk, ProcessResizedNotification,
+    ProcessSignal, ReadParams, ReadResponse, ResizeParams, ResizeResponse, Retain, RetainUntil,
+    SandboxType, ScreenParams, ScreenResponse, ShellSnapshotParams, SignalParams, SignalResponse,
+    SnapshotShell, TerminalSize, TerminateParams, TerminateResponse, WriteParams, WriteResponse,
+    WriteStatus,
 };
 pub use codex_exec_server_protocol::resources::{
     AppliedLimit, AppliedLimits, EndedBy, LimitMechanism, PerResource, Resource, ResourceLimits,
     Usage,
 };
 pub use codex_exec_server_protocol::session::{
-    InitializeParams, InitializeResponse, InitializedParams,
+    AttachParams, InitializeParams, InitializeResponse, InitializedParams, Role,
+    SessionDetachedNotification, SessionInfo, SessionListParams, SessionListResponse,
 };
 pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};

@@ -129,6 +129,11 @@ capabilities! {
     process_limits,
     /// **extension**: `detachTtlMs` of `initialize`.
     session_detach_ttl,
+    /// **extension**: `attach` and `sessionName` of `initialize`, `session/list`, `fit` of `process/resize`,
+    /// `process/resized`.
+    session_sharing,
+    /// **extension**: `process/screen`.
+    process_screen,
     /// **extension**: `fs/search` and `fs/cancelSearch`.
     fs_search,
     /// **extension**: `fs/glob`.

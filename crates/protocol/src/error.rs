@@ -76,6 +76,8 @@ kinds! {
     UnknownSession "unknownSession" [INVALID_REQUEST];
     /// Another connection holds the session.
     SessionAttached "sessionAttached" [SESSION_ATTACHED];
+    /// The connection has a role in its session that only reads.
+    ViewOnly "viewOnly" [INVALID_REQUEST];
     /// The session ended while the request was under way.
     SessionEnded "sessionEnded" [INTERNAL_ERROR INVALID_REQUEST];
     /// The session has a process of this id.

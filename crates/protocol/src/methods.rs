@@ -171,9 +171,15 @@ macro_rules! request_methods {
             /// Sets the terminal's size (extension).
             ProcessResize process_resize typed "process/resize" ResizeParams => ResizeResponse,
                 Exec, process_resize, |_| Repeatable;
+            /// Returns what repaints a terminal (extension).
+            ProcessScreen process_screen typed "process/screen" ScreenParams => ScreenResponse,
+                Exec, process_screen, |_| Reads;
             /// Lists the session's processes (extension).
             ProcessList process_list by_hand "process/list" ListParams => ListResponse,
                 Exec, process_list, |_| Reads;
+            /// Lists the sessions of the client's principal (extension).
+            SessionList session_list by_hand "session/list" SessionListParams => SessionListResponse,
+                Session, session_sharing, |_| Reads;
             /// Replaces the host rules of a process's network proxy (extension).
             NetworkUpdateRules network_update_rules typed "network/updateRules" NetworkUpdateRulesParams
                 => NetworkUpdateRulesResponse,
@@ -509,6 +515,10 @@ notifications! {
     ProcessExited "process/exited" ExecExitedNotification;
     /// A process's last event.
     ProcessClosed "process/closed" ExecClosedNotification;
+    /// A terminal has another size (extension).
+    ProcessResized "process/resized" ProcessResizedNotification;
+    /// Another client took the session (extension).
+    SessionDetached "session/detached" SessionDetachedNotification;
     /// A missing path has appeared.
     FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
     /// Lines a search has found (extension).

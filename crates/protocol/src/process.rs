@@ -507,11 +507,65 @@ pub struct ResizeParams {
     pub rows: u16,
     /// Width in characters.
     pub cols: u16,
+    /// How this size counts beside those of other clients; `smallest` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<Fit>,
 }
 
-/// Result of `process/resize`: empty.
+/// How the size of one client counts (**extension**).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Fit {
+    /// The terminal has the smallest size of all clients, in each direction.
+    #[default]
+    Smallest,
+    /// The terminal has the size of this client; of several, the one that asked last.
+    Mine,
+}
+
+/// Result of `process/resize`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ResizeResponse {}
+pub struct ResizeResponse {
+    /// The size of the terminal; `None` from a server without sharing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<TerminalSize>,
+}
+
+/// Params of the notification `process/resized` (**extension**), for clients with a role.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessResizedNotification {
+    /// The process that has the terminal.
+    pub process_id: ProcessId,
+    /// The number of the last event before the change.
+    pub after_seq: u64,
+    /// How often the size has changed, this time included.
+    pub resizes: u64,
+    /// The new size.
+    pub size: TerminalSize,
+}
+
+/// Params of `process/screen` (**extension**).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScreenParams {
+    /// The process that has the terminal.
+    pub process_id: ProcessId,
+}
+
+/// Result of `process/screen`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScreenResponse {
+    /// The number of the last event that the screen shows.
+    pub seq: u64,
+    /// How often the size has changed; a `process/resized` with a number that is not above it is in it.
+    pub resizes: u64,
+    /// The size of the terminal.
+    pub size: TerminalSize,
+    /// What brings a terminal of this size into the same state: history, screen, modes.
+    pub repaint: Base64Bytes,
+}
 
 /// Params of `process/list` (**extension**): none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -559,4 +613,4 @@ pub struct ProcessInfo {
     pub usage: Option<Usage>,
 }
 
-crate::encode::by_serde! { ExecParams, ExecResponse, ExecExitedNotification, ExecClosedNotification, ReadParams, WriteResponse, SignalParams, SignalResponse, TerminateParams, TerminateResponse, ResizeParams, ResizeResponse, ListParams, ListResponse }
+crate::encode::by_serde! { ExecParams, ExecResponse, ExecExitedNotification, ExecClosedNotification, ReadParams, WriteResponse, SignalParams, SignalResponse, TerminateParams, TerminateResponse, ResizeParams, ResizeResponse, ProcessResizedNotification, ScreenParams, ScreenResponse, ListParams, ListResponse }

@@ -11,15 +11,19 @@ use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use codex_exec_host::files::Reservation;
+use codex_exec_host::files::{PersistentHandles, Reservation};
 use codex_exec_host::{buffer, pool};
 use codex_exec_rpc::{Connection, Outbound, Slot, Transfer, TransportError};
 use codex_exec_server_protocol::environment::EnvironmentStatusResponse;
 use codex_exec_server_protocol::files::*;
-use codex_exec_server_protocol::session::{InitializeParams, InitializeResponse};
+use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::session::{
+    InitializeParams, InitializeResponse, Role, SessionDetachedNotification,
+};
 use codex_exec_server_protocol::{
     Call, Encode, ErrorKind, FileMethod, Incoming, Method, Notification, RequestId, RpcError, call,
     encode, file_methods, notification, parse_params,
@@ -38,7 +42,7 @@ use crate::http;
 use crate::metrics::Metrics;
 use crate::response_memory::ResponseMemory;
 use crate::server::Server;
-use crate::session::{Attachment, Holder, Session};
+use crate::session::{Holder, Part, Session};
 
 #[cfg(test)]
 mod panics;
@@ -57,7 +61,7 @@ enum Stage {
 #[derive(Clone)]
 pub(crate) struct Attached {
     pub session: Arc<Session>,
-    pub attachment: Attachment,
+    pub part: Part,
 }
 
 /// A request without a response yet. Dropping it sends an error response.
@@ -79,6 +83,22 @@ const LARGE_RESPONSE: usize = 16 << 10;
 
 /// A larger response is encoded on the pool, not on the lane, in bytes.
 const HUGE_RESPONSE: usize = 256 << 10;
+
+/// Longest name of a session, in bytes.
+const MAX_SESSION_NAME: usize = 256;
+
+/// Whether a client that only watches may ask for it.
+fn is_viewing(method: Method) -> bool {
+    matches!(
+        method,
+        Method::ProcessRead
+            | Method::ProcessList
+            | Method::ProcessScreen
+            | Method::SessionList
+            | Method::EnvironmentInfo
+            | Method::EnvironmentStatus
+    )
+}
 
 struct Permits {
     _count: OwnedSemaphorePermit,
@@ -252,7 +272,7 @@ pub(crate) async fn serve(
     let _counted = server.metrics().map(Metrics::connection);
     let mut state =
         ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
-    let (server, evicted) = (state.server.clone(), state.holder.evicted.clone());
+    let (server, holder) = (state.server.clone(), state.holder.clone());
     let outbound = connection.outbound().clone();
     let work = async {
         loop {
@@ -289,7 +309,13 @@ pub(crate) async fn serve(
             let timeout = config.stop_grace.min(config.connection.close_timeout);
             let _ = tokio::time::timeout(timeout, outbound.drained()).await;
         }
-        () = evicted.cancelled() => {}
+        () = holder.evicted.cancelled() => if holder.taken.load(Ordering::Acquire) {
+            outbound.send_now(encode::notification::<notification::SessionDetached>(
+                &SessionDetachedNotification {},
+            ));
+            let timeout = server.config().connection.close_timeout;
+            let _ = tokio::time::timeout(timeout, outbound.drained()).await;
+        },
         () = must_leave(pass.as_deref()) => {
             tracing::debug!("closed a connection that did not initialize");
         }
@@ -357,7 +383,14 @@ impl ConnectionState {
         let caller = server.audit().map(|_| Caller::new(&principal)).unwrap_or_default();
         Self {
             caller,
-            holder: Holder { principal, peer: outbound.peer(), evicted },
+            holder: Holder {
+                id: server.sessions().new_client(),
+                principal,
+                peer: outbound.peer(),
+                evicted,
+                taken: Arc::default(),
+                knows_roles: false,
+            },
             count: Arc::new(Semaphore::new(server.config().pending_requests)),
             bytes: Arc::new(Semaphore::new(server.config().pending_bytes)),
             turn: (server.config().concurrent_requests == 1).then(|| Arc::new(Semaphore::new(1))),
@@ -492,6 +525,13 @@ impl ConnectionState {
                 return;
             }
         };
+        if attached.part.role() == Role::View && !is_viewing(method) {
+            let message =
+                format!("this connection only watches its session, which does not permit {name}");
+            let error = RpcError::invalid_request(ErrorKind::ViewOnly, message);
+            request.respond::<InitializeResponse>(Err(error)).await;
+            return;
+        }
         self.handle(request, method, params, attached).await;
     }
 
@@ -525,7 +565,8 @@ impl ConnectionState {
             }
             Method::ProcessRead => {
                 let params = parsed!(call::ProcessRead);
-                let response = process::read(session, params, self.response_memory.clone());
+                let reader = attached.part.reader();
+                let response = process::read(session, params, reader, self.response_memory.clone());
                 request.respond_later_with_memory(response);
             }
             Method::ProcessWrite => {
@@ -541,8 +582,18 @@ impl ConnectionState {
                 request.respond_later(response);
             }
             Method::ProcessResize => {
-                let response = process::resize(session, &parsed!(call::ProcessResize));
+                let client = attached.part.client();
+                let response = process::resize(session, client, &parsed!(call::ProcessResize));
                 request.respond_later(response);
+            }
+            Method::ProcessScreen => {
+                let response = process::screen(session, &parsed!(call::ProcessScreen));
+                request.respond_later(response);
+            }
+            Method::SessionList => {
+                let sessions = server.sessions().all_of(&self.holder.principal);
+                let response = process::list_sessions(sessions, self.response_memory.clone());
+                request.respond_later_with_memory(response);
             }
             Method::ProcessList => {
                 let response = process::list(session, self.response_memory.clone());
@@ -594,14 +645,18 @@ impl ConnectionState {
 
     async fn initialize(&mut self, request: Request, params: Option<&RawValue>) {
         let result = self.open_session(params).await;
-        let attached = match result {
-            Ok(attached) => attached,
+        let (attached, events) = match result {
+            Ok(opened) => opened,
             Err(error) => {
                 request.respond::<InitializeResponse>(Err(error)).await;
                 return;
             }
         };
-        let handles = attached.session.persistent_handles(&self.server.config().files);
+        // Those of a guest end with its connection.
+        let handles = match attached.part {
+            Part::Holder(..) => attached.session.persistent_handles(&self.server.config().files),
+            Part::Guest(..) => Arc::new(PersistentHandles::new(self.server.config().files.clone())),
+        };
         self.files.attach(handles);
         self.stage = Stage::AwaitingInitialized(attached.clone());
         if self.server.audit().is_some() {
@@ -614,41 +669,74 @@ impl ConnectionState {
         let response = InitializeResponse {
             session_id: Some(attached.session.id().to_owned()),
             environment_info: Some(self.server.environment_info()),
+            role: self.holder.knows_roles.then(|| attached.part.role()),
         };
         // Events of a resumed session follow the response.
         if request.respond(Ok(response)).await {
-            attached.session.attach_all(attached.attachment, &self.calls);
+            match attached.part {
+                Part::Holder(_, attachment) => {
+                    attached.session.attach_all(attachment, &self.calls);
+                }
+                Part::Guest(client, _) => {
+                    attached.session.join_events(client, &events, &self.outbound);
+                }
+            }
         }
     }
 
-    async fn open_session(&self, params: Option<&RawValue>) -> Result<Attached, RpcError> {
+    /// Opens, resumes or joins a session. Returns the processes whose events a guest receives, too.
+    async fn open_session(
+        &mut self,
+        params: Option<&RawValue>,
+    ) -> Result<(Attached, Vec<ProcessId>), RpcError> {
         if !matches!(self.stage, Stage::New) {
             let message = "initialize was already called on this connection";
             return Err(RpcError::invalid_request(ErrorKind::AlreadyInitialized, message));
         }
         let params: InitializeParams = parse_params(params)?;
+        let invalid = |message| RpcError::invalid_params(ErrorKind::InvalidParams, message);
+        if params.session_name.as_ref().is_some_and(|name| name.len() > MAX_SESSION_NAME) {
+            let message = format!("sessionName has more than {MAX_SESSION_NAME} bytes");
+            return Err(invalid(message));
+        }
+        self.holder.knows_roles = params.attach.is_some();
+        let attach = params.attach.unwrap_or_default();
         let config = self.server.config();
         let requested_ttl = params.detach_ttl_ms.map(Duration::from_millis);
         let requested_ttl = requested_ttl.map(|ttl| ttl.min(config.max_detach_ttl));
         let sessions = self.server.sessions();
-        let (session, attachment) = match &params.resume_session_id {
-            Some(id) => {
-                let holder = self.holder.clone();
-                sessions.resume(id, requested_ttl, holder, config.takeover_timeout).await?
+        let (holder, client) = (self.holder.clone(), self.holder.id);
+        let (session, part) = match (&params.resume_session_id, attach.role) {
+            (Some(id), Role::Holder) => {
+                let timeout = config.takeover_timeout;
+                let resumed = sessions.resume(id, requested_ttl, holder, attach.take, timeout);
+                let (session, attachment) = resumed.await?;
+                (session, Part::Holder(client, attachment))
             }
-            None => {
-                sessions.create(requested_ttl.unwrap_or(config.detach_ttl), self.holder.clone())
+            (Some(id), role) => {
+                let session = sessions.join(id, &attach, requested_ttl, holder)?;
+                (session, Part::Guest(client, role))
+            }
+            (None, Role::Holder) => {
+                let ttl = requested_ttl.unwrap_or(config.detach_ttl);
+                let (session, attachment) = sessions.create(ttl, params.session_name, holder);
+                (session, Part::Holder(client, attachment))
+            }
+            (None, _) => {
+                let message = "a new session has a holder; leave out attach.role, or name the \
+                               session to join as resumeSessionId";
+                return Err(invalid(message.to_owned()));
             }
         };
         let number = session.group().0;
         tracing::info!(client = params.client_name, session = number, "session attached");
-        Ok(Attached { session, attachment })
+        Ok((Attached { session, part }, attach.events))
     }
 
     fn detach(self) {
         if let Stage::AwaitingInitialized(attached) | Stage::Ready(attached) = self.stage {
             tracing::info!(session = attached.session.group().0, "session detached");
-            self.server.sessions().detach(attached.session, attached.attachment);
+            self.server.sessions().detach(attached.session, attached.part);
         }
     }
 }

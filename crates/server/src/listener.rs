@@ -340,9 +340,9 @@ impl Visitor {
     /// Sets options of a TCP socket, and looks up which process of this machine is at the other end. `None` if
     /// the peer has already gone.
     async fn admit(&self, socket: &TcpStream) -> Option<Result<(), peer::Refusal>> {
-        let (local, peer) = (socket.local_addr().ok()?, socket.peer_addr().ok()?);
+        let peer = socket.peer_addr().ok()?;
         tracing::debug!(%peer, "accepted");
-        let admitted = self.server.host().peers().admit(local, peer).await;
+        let admitted = self.server.host().peers().admit(socket).await;
         // Without this, three small messages in a row cost 40 ms each round trip.
         let _ = socket.set_nodelay(true);
         // A lost socket must not lose more output than a process retains.

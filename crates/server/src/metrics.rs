@@ -4,7 +4,6 @@
 //! client, so that the page has a bounded length.
 
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -257,8 +256,8 @@ pub(crate) async fn serve(listener: TcpListener, server: Server) {
             () = server.shutting_down() => return,
         };
         match accepted {
-            Ok((socket, peer)) => {
-                let served = serve_one(socket, peer, server.clone());
+            Ok((socket, _)) => {
+                let served = serve_one(socket, server.clone());
                 tokio::spawn(async move {
                     let _slot = slot;
                     let _ = tokio::time::timeout(SCRAPE_TIMEOUT, served).await;
@@ -272,9 +271,8 @@ pub(crate) async fn serve(listener: TcpListener, server: Server) {
     }
 }
 
-async fn serve_one(socket: TcpStream, peer: SocketAddr, server: Server) {
-    let Ok(local) = socket.local_addr() else { return };
-    let refused = server.host().peers().admit(local, peer).await.is_err();
+async fn serve_one(socket: TcpStream, server: Server) {
+    let refused = server.host().peers().admit(&socket).await.is_err();
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let found = (request.method(), request.uri().path()) == (&Method::GET, "/metrics");
         let (status, text) = match (refused, found) {

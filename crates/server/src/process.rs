@@ -11,19 +11,21 @@ use std::time::Instant;
 use codex_exec_host::files::Reservation;
 use codex_exec_host::pool::{self, WorkError};
 use codex_exec_host::process::{
-    Command, Environment, Group, Launch, LaunchError, NoTerminal, OnExit, ProcessHandle,
-    ProcessHost, StartError, Started, TerminalTap, UntilGone, WhileRunning, environment,
-    environment_is_costly,
+    ClientId, Command, Environment, Group, Launch, LaunchError, NoTerminal, OnExit, ProcessHandle,
+    ProcessHost, Reader, Reply, StartError, Started, TerminalTap, UntilGone, WhileRunning,
+    environment, environment_is_costly,
 };
 use codex_exec_host::sandbox::{Failure, ManagedNetwork, NativeSandbox, SandboxBackend};
 use codex_exec_server_protocol::network::{
     NetworkInfo, NetworkUpdateRulesParams, NetworkUpdateRulesResponse,
 };
 use codex_exec_server_protocol::process::{
-    ExecParams, ExecResponse, ListResponse, ProcessId, ReadParams, ReadResponse, ResizeParams,
-    ResizeResponse, SandboxType, SignalParams, SignalResponse, TerminalSize, TerminateParams,
-    TerminateResponse, WriteParams, WriteResponse, WriteStatus,
+    ExecParams, ExecResponse, Fit, ListResponse, ProcessId, ProcessInfo, ReadParams, ReadResponse,
+    ResizeParams, ResizeResponse, SandboxType, ScreenParams, ScreenResponse, SignalParams,
+    SignalResponse, TerminalSize, TerminateParams, TerminateResponse, WriteParams, WriteResponse,
+    WriteStatus,
 };
+use codex_exec_server_protocol::session::{SessionInfo, SessionListResponse};
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -99,6 +101,7 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
     let began = metrics.as_ref().map(|_| Instant::now());
     let caller = request.caller();
     let session = attached.session.clone();
+    let size = params.size.filter(|_| params.tty);
     let mut started = None;
     let network: Arc<Mutex<Managed>> = Arc::default();
     let inserted = session.insert(&id, || {
@@ -152,7 +155,11 @@ pub(crate) fn start(server: &Server, attached: &Attached, request: Request, para
                 }
                 // Events follow the response.
                 if request.respond(Ok(response)).await {
-                    attached.session.attach(&process, attached.attachment, &outbound);
+                    if let Some(size) = size {
+                        // Its first client is one of those that the terminal has to fit.
+                        drop(process.resize(attached.part.client(), size, Fit::Smallest));
+                    }
+                    attached.session.attach(&process, attached.part, &outbound);
                 }
             }
             Ok(Err(failure)) => {
@@ -384,11 +391,12 @@ fn unknown_process(id: &ProcessId) -> RpcError {
 pub(crate) fn read(
     session: &Session,
     params: ReadParams,
+    reader: Reader,
     response_memory: ResponseMemory,
 ) -> impl Future<Output = (Result<ReadResponse, RpcError>, Option<Reservation>)> + Send + 'static {
     let id = params.process_id.clone();
     let process = session.process(&id);
-    let reply = process.as_ref().map(|process| process.read(params.clone()));
+    let reply = process.as_ref().map(|process| process.read(params.clone(), reader));
     async move {
         let (Some(process), Some(reply)) = (process, reply) else {
             return (Err(unknown_process(&id)), None);
@@ -405,7 +413,7 @@ pub(crate) fn read(
         drop(response);
         let memory = response_memory.reserve(bytes as u64).await;
         let retry = ReadParams { max_bytes: Some(bytes as u64), wait_ms: None, ..params };
-        (process.read(retry).await.map_err(|_| unknown_process(&id)), Some(memory))
+        (process.read(retry, reader).await.map_err(|_| unknown_process(&id)), Some(memory))
     }
 }
 
@@ -458,24 +466,35 @@ pub(crate) fn terminate(
 
 pub(crate) fn resize(
     session: &Session,
+    client: ClientId,
     params: &ResizeParams,
 ) -> impl Future<Output = Result<ResizeResponse, RpcError>> + Send + 'static {
     let size = TerminalSize { rows: params.rows, cols: params.cols };
     let id = params.process_id.clone();
-    let reply = session.process(&id).map(|process| process.resize(size));
-    async move {
-        match reply {
-            None => Err(unknown_process(&id)),
-            Some(reply) => match reply.await {
-                Ok(Ok(())) => Ok(ResizeResponse {}),
-                Ok(Err(error @ NoTerminal)) => {
-                    let message = format!("{id}: {error}");
-                    Err(RpcError::invalid_request(ErrorKind::NoTerminal, message))
-                }
-                Err(_) => Err(unknown_process(&id)),
-            },
-        }
-    }
+    let fit = params.fit.unwrap_or_default();
+    let reply = session.process(&id).map(|process| process.resize(client, size, fit));
+    async move { Ok(ResizeResponse { size: Some(of_terminal(&id, reply).await?) }) }
+}
+
+pub(crate) fn screen(
+    session: &Session,
+    params: &ScreenParams,
+) -> impl Future<Output = Result<ScreenResponse, RpcError>> + Send + 'static {
+    let id = params.process_id.clone();
+    let reply = session.process(&id).map(|process| process.screen());
+    async move { of_terminal(&id, reply).await }
+}
+
+/// The reply to a request that needs a terminal.
+async fn of_terminal<T>(
+    id: &ProcessId,
+    reply: Option<Reply<Result<T, NoTerminal>>>,
+) -> Result<T, RpcError> {
+    let Some(reply) = reply else { return Err(unknown_process(id)) };
+    let result = reply.await.map_err(|_| unknown_process(id))?;
+    result.map_err(|error @ NoTerminal| {
+        RpcError::invalid_request(ErrorKind::NoTerminal, format!("{id}: {error}"))
+    })
 }
 
 pub(crate) fn update_rules(
@@ -503,25 +522,51 @@ pub(crate) fn list(
     response_memory: ResponseMemory,
 ) -> impl Future<Output = (Result<ListResponse, RpcError>, Option<Reservation>)> + Send + 'static {
     let processes = session.processes();
-    let ask = |processes: &[ProcessHandle]| {
-        futures_util::future::join_all(processes.iter().map(ProcessHandle::info))
-    };
     let bytes = LISTED_PROCESS * processes.len() as u64;
-    let asked = is_small(bytes as usize).then(|| ask(&processes));
+    let asked = is_small(bytes as usize).then(|| infos(&processes));
     async move {
-        let (infos, memory) = match asked {
+        let (processes, memory) = match asked {
             Some(asked) => (asked.await, None),
             None => {
                 let memory = response_memory.reserve(bytes).await;
-                (ask(&processes).await, Some(memory))
+                (infos(&processes).await, Some(memory))
             }
         };
-        let mut processes: Vec<_> = infos.into_iter().flatten().collect();
-        processes.sort_by(|a, b| {
-            (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
-        });
         (Ok(ListResponse { processes }), memory)
     }
+}
+
+/// Asks every process for its entry; sorted by start.
+fn infos(processes: &[ProcessHandle]) -> impl Future<Output = Vec<ProcessInfo>> + Send + use<> {
+    let asked = futures_util::future::join_all(processes.iter().map(ProcessHandle::info));
+    async move {
+        let mut infos: Vec<_> = asked.await.into_iter().flatten().collect();
+        infos.sort_by(|a, b| {
+            (a.started_at_ms, &a.process_id).cmp(&(b.started_at_ms, &b.process_id))
+        });
+        infos
+    }
+}
+
+pub(crate) async fn list_sessions(
+    sessions: Vec<Arc<Session>>,
+    response_memory: ResponseMemory,
+) -> (Result<SessionListResponse, RpcError>, Option<Reservation>) {
+    let count: usize = sessions.iter().map(|session| session.processes().len()).sum();
+    let memory = response_memory.reserve(LISTED_PROCESS * count as u64).await;
+    let mut listed = Vec::new();
+    for session in sessions {
+        let processes = infos(&session.processes()).await;
+        if !processes.is_empty() {
+            listed.push(SessionInfo {
+                session_id: session.id().to_owned(),
+                session_name: session.name().map(str::to_owned),
+                connections: u32::try_from(session.connections()).unwrap_or(u32::MAX),
+                processes,
+            });
+        }
+    }
+    (Ok(SessionListResponse { sessions: listed }), Some(memory))
 }
 
 #[cfg(test)]

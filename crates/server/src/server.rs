@@ -294,6 +294,8 @@ fn environment_info(confiner: &Confiner) -> EnvironmentInfo {
             shell_snapshot_v2: true,
             process_resize: true,
             process_list: true,
+            process_screen: true,
+            session_sharing: true,
             process_signals: true,
             process_close_stdin: true,
             process_retain: true,

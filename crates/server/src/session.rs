@@ -9,18 +9,22 @@
 //!                               not answer a ping
 //! ```
 //!
-//! Invariant: a session has at most one connection, and its processes end with it. Only the principal that
-//! opened it can resume it; to others it does not exist. Its id is a secret: logs have a number instead.
+//! "Attached" is about the holder, the one connection that processes wait for. Beside it a session has any number
+//! of guests. The TTL runs while there is neither.
+//!
+//! Invariant: a session has at most one holder, and its processes end with it. Only the principal that
+//! opened it can resume or join it; to others it does not exist. Its id is a secret: logs have a number instead.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use codex_exec_host::files::{FilesConfig, PersistentHandles};
-use codex_exec_host::process::{Group, ProcessHandle, ProcessHost};
+use codex_exec_host::process::{ClientId, Group, ProcessHandle, ProcessHost, Reader};
 use codex_exec_rpc::{Outbound, Peer};
 use codex_exec_server_protocol::process::ProcessId;
+use codex_exec_server_protocol::session::{AttachParams, Role};
 use codex_exec_server_protocol::{ErrorKind, RpcError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -50,6 +54,7 @@ pub(crate) struct Sessions {
     metrics: Option<Arc<Metrics>>,
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
+    last_client: Arc<AtomicU64>,
     /// Sessions whose processes are being killed.
     ending: TaskTracker,
 }
@@ -58,6 +63,8 @@ pub(crate) struct Sessions {
 #[derive(Debug)]
 pub(crate) struct Session {
     id: String,
+    /// Its name, for people.
+    name: Option<String>,
     /// Who opened it.
     owner: Principal,
     group: Group,
@@ -79,6 +86,10 @@ struct State {
     presence: Presence,
     /// The connection that is or was last attached.
     holder: Holder,
+    /// The connections beside the holder.
+    guests: HashMap<ClientId, Holder>,
+    /// Counts every connection that comes, so that a TTL knows whether one came while it ran.
+    arrivals: u64,
     /// The client that processes ask and report to; gone while the session is detached.
     client: Weak<ClientCalls>,
     detach_ttl: Duration,
@@ -101,10 +112,53 @@ pub(crate) struct Attachment(u64);
 /// A connection that is attached to a session or asks for one.
 #[derive(Debug, Clone)]
 pub(crate) struct Holder {
+    pub id: ClientId,
     pub principal: Principal,
     pub peer: Peer,
     /// Closes the connection when another takes its session over.
     pub evicted: CancellationToken,
+    /// Whether another client asked for that, so that this one should not come back.
+    pub taken: Arc<AtomicBool>,
+    /// Whether the client knows roles, and what is sent only to such clients.
+    pub knows_roles: bool,
+}
+
+impl Holder {
+    /// Closes the connection for good.
+    fn take(&self) {
+        self.taken.store(true, Ordering::Release);
+        self.evicted.cancel();
+    }
+}
+
+/// The part of a connection in its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Holder(ClientId, Attachment),
+    Guest(ClientId, Role),
+}
+
+impl Part {
+    pub(crate) fn client(self) -> ClientId {
+        match self {
+            Self::Holder(client, _) | Self::Guest(client, _) => client,
+        }
+    }
+
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::Holder(..) => Role::Holder,
+            Self::Guest(_, role) => role,
+        }
+    }
+
+    /// As which its reads count.
+    pub(crate) fn reader(self) -> Reader {
+        match self {
+            Self::Holder(..) => Reader::Subscriber,
+            Self::Guest(client, _) => Reader::Guest(client),
+        }
+    }
 }
 
 /// Why a connection cannot attach now.
@@ -124,18 +178,25 @@ pub(crate) enum InsertError {
 
 impl Sessions {
     pub(crate) fn new(host: ProcessHost, quota: Quota, metrics: Option<Arc<Metrics>>) -> Self {
-        let (by_id, last_group) = (Arc::default(), Arc::default());
-        Self { host, quota, metrics, by_id, last_group, ending: TaskTracker::new() }
+        let (by_id, last_group, last_client) = (Arc::default(), Arc::default(), Arc::default());
+        Self { host, quota, metrics, by_id, last_group, last_client, ending: TaskTracker::new() }
+    }
+
+    /// The id of a new connection.
+    pub(crate) fn new_client(&self) -> ClientId {
+        ClientId(self.last_client.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Creates a session, attached to `holder`.
     pub(crate) fn create(
         &self,
         detach_ttl: Duration,
+        name: Option<String>,
         holder: Holder,
     ) -> (Arc<Session>, Attachment) {
         let session = Arc::new(Session {
             id: uuid::Uuid::new_v4().to_string(),
+            name,
             owner: holder.principal.clone(),
             group: Group(self.last_group.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
@@ -143,6 +204,8 @@ impl Sessions {
                 prune_at: 64,
                 presence: Presence::Attached,
                 holder,
+                guests: HashMap::new(),
+                arrivals: 0,
                 client: Weak::new(),
                 detach_ttl,
                 attachment: Attachment(0),
@@ -164,15 +227,13 @@ impl Sessions {
         id: &str,
         detach_ttl: Option<Duration>,
         newcomer: Holder,
+        take: bool,
         timeout: Duration,
     ) -> Result<(Arc<Session>, Attachment), RpcError> {
-        let unknown = || {
-            let message = format!("unknown session id {id}");
-            RpcError::invalid_request(ErrorKind::UnknownSession, message)
-        };
-        let session = self.by_id.lock().get(id).cloned();
-        let session = session.filter(|session| session.owner == newcomer.principal);
-        let session = session.ok_or_else(unknown)?;
+        let session = self.of_principal(id, &newcomer.principal)?;
+        if take {
+            session.evict_all();
+        }
         let mut attached = session.try_attach(None, detach_ttl, &newcomer);
         if let Err(Refusal::Held(holder, attachment)) = &attached
             && !holder.peer.responds_within(timeout).await
@@ -183,43 +244,87 @@ impl Sessions {
         }
         match attached {
             Ok(attachment) => Ok((session, attachment)),
-            Err(Refusal::Ended) => Err(unknown()),
+            Err(Refusal::Ended) => Err(unknown_session(id)),
             Err(Refusal::Held(..)) => Err(RpcError::session_attached(format!(
                 "session {id} is attached to another connection; close that one first"
             ))),
         }
     }
 
-    /// Detaches a session from its closed connection, unless another connection has taken it over. Its
-    /// processes run on until its TTL expires.
-    pub(crate) fn detach(&self, session: Arc<Session>, attachment: Attachment) {
+    /// Joins a session of the same principal beside its holder.
+    pub(crate) fn join(
+        &self,
+        id: &str,
+        attach: &AttachParams,
+        detach_ttl: Option<Duration>,
+        newcomer: Holder,
+    ) -> Result<Arc<Session>, RpcError> {
+        let session = self.of_principal(id, &newcomer.principal)?;
+        if attach.take {
+            session.evict_all();
+        }
         let mut state = session.state.lock();
-        if state.presence != Presence::Attached || state.attachment != attachment {
+        if state.presence == Presence::Ended {
+            return Err(unknown_session(id));
+        }
+        state.arrivals += 1;
+        state.guests.insert(newcomer.id, newcomer);
+        if let Some(ttl) = detach_ttl {
+            state.detach_ttl = ttl;
+        }
+        drop(state);
+        Ok(session)
+    }
+
+    /// The session with this id, if this principal opened it.
+    fn of_principal(&self, id: &str, principal: &Principal) -> Result<Arc<Session>, RpcError> {
+        let session = self.by_id.lock().get(id).cloned();
+        let session = session.filter(|session| session.owner == *principal);
+        session.ok_or_else(|| unknown_session(id))
+    }
+
+    /// All sessions that this principal opened, oldest first.
+    pub(crate) fn all_of(&self, principal: &Principal) -> Vec<Arc<Session>> {
+        let mut all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        all.retain(|session| session.owner == *principal);
+        all.sort_by_key(|session| session.group.0);
+        all
+    }
+
+    /// Detaches a closed connection from its session, unless another has replaced it. If it was the last one,
+    /// the processes run on until the session's TTL expires.
+    pub(crate) fn detach(&self, session: Arc<Session>, part: Part) {
+        let mut state = session.state.lock();
+        match part {
+            Part::Holder(_, attachment) if state.is_attached(attachment) => {
+                state.presence = Presence::Detached;
+                state.client = Weak::new();
+                for process in state.processes.values() {
+                    process.detach();
+                }
+            }
+            Part::Guest(client, _) if state.guests.remove(&client).is_some() => {}
+            _ => return,
+        }
+        for process in state.processes.values() {
+            process.leave(vec![part.client()]);
+        }
+        if state.presence != Presence::Detached || !state.guests.is_empty() {
             return;
         }
-        state.presence = Presence::Detached;
-        state.client = Weak::new();
-        for process in state.processes.values() {
-            process.detach();
-        }
-        let ttl = state.detach_ttl;
+        let (ttl, arrivals) = (state.detach_ttl, state.arrivals);
         drop(state);
         let sessions = self.clone();
         tokio::spawn(async move {
             sleep(ttl).await;
-            let still_detached = |state: &State| {
-                state.presence == Presence::Detached && state.attachment == attachment
-            };
-            sessions.end_if(&session, still_detached).await;
+            sessions.end_if(&session, |state| state.arrivals == arrivals).await;
         });
     }
 
     /// How many sessions have a connection, and how many have none.
     pub(crate) fn counts(&self) -> [usize; 2] {
         let all: Vec<_> = self.by_id.lock().values().cloned().collect();
-        let is_attached =
-            |session: &&Arc<Session>| session.state.lock().presence == Presence::Attached;
-        let attached = all.iter().filter(is_attached).count();
+        let attached = all.iter().filter(|session| session.connections() > 0).count();
         [attached, all.len() - attached]
     }
 
@@ -306,9 +411,7 @@ impl Session {
             Presence::Ended => return Err(Refusal::Ended),
             Presence::Attached if silent == Some(state.attachment) => {
                 state.holder.evicted.cancel();
-                for process in state.processes.values() {
-                    process.detach();
-                }
+                state.drop_holder();
             }
             Presence::Attached => {
                 return Err(Refusal::Held(state.holder.clone(), state.attachment));
@@ -317,12 +420,45 @@ impl Session {
         }
         state.presence = Presence::Attached;
         state.attachment.0 += 1;
+        state.arrivals += 1;
         state.holder = newcomer.clone();
         state.client = Weak::new();
         if let Some(ttl) = detach_ttl {
             state.detach_ttl = ttl;
         }
         Ok(state.attachment)
+    }
+
+    /// Detaches every connection, for a client that takes the session.
+    fn evict_all(&self) {
+        let mut state = self.state.lock();
+        let guests = std::mem::take(&mut state.guests);
+        guests.values().for_each(Holder::take);
+        let mut gone: Vec<ClientId> = guests.into_keys().collect();
+        let held = state.presence == Presence::Attached;
+        if held {
+            state.holder.take();
+            state.presence = Presence::Detached;
+            gone.push(state.holder.id);
+        }
+        for process in state.processes.values() {
+            if held {
+                process.detach();
+            }
+            // All at once, so that the terminal keeps its size until the newcomer gives another.
+            process.leave(gone.clone());
+        }
+    }
+
+    /// Its name, for people.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// How many connections it has.
+    pub(crate) fn connections(&self) -> usize {
+        let state = self.state.lock();
+        state.guests.len() + usize::from(state.presence == Presence::Attached)
     }
 
     /// The rules of the proxies of its running processes.
@@ -344,12 +480,20 @@ impl Session {
             state.client = Arc::downgrade(client);
         }
         for process in state.processes.values() {
-            state.attach(process, attachment, self.sink(client.outbound()));
+            let sink = self.sink(client.outbound(), state.holder.knows_roles);
+            state.attach(process, attachment, sink);
         }
     }
 
-    fn sink(&self, outbound: &Outbound) -> NotificationSink {
-        NotificationSink::new(outbound.clone(), self.metrics.clone())
+    /// Sends the events of these processes to a guest, too.
+    pub(crate) fn join_events(&self, guest: ClientId, events: &[ProcessId], outbound: &Outbound) {
+        for process in events.iter().filter_map(|id| self.process(id)) {
+            process.join(guest, Box::new(self.sink(outbound, true)));
+        }
+    }
+
+    fn sink(&self, outbound: &Outbound, knows_roles: bool) -> NotificationSink {
+        NotificationSink::new(outbound.clone(), self.metrics.clone(), knows_roles)
     }
 
     /// The client that is attached now.
@@ -357,14 +501,19 @@ impl Session {
         self.state.lock().client.clone()
     }
 
-    /// Sends the events of one process to this connection, unless another has replaced it.
-    pub(crate) fn attach(
-        &self,
-        process: &ProcessHandle,
-        attachment: Attachment,
-        outbound: &Outbound,
-    ) {
-        self.state.lock().attach(process, attachment, self.sink(outbound));
+    /// Sends the events of one process to the connection that started it, unless another has replaced it.
+    pub(crate) fn attach(&self, process: &ProcessHandle, part: Part, outbound: &Outbound) {
+        let state = self.state.lock();
+        match part {
+            Part::Holder(_, attachment) => {
+                let sink = self.sink(outbound, state.holder.knows_roles);
+                state.attach(process, attachment, sink);
+            }
+            Part::Guest(client, _) if state.guests.contains_key(&client) => {
+                process.join(client, Box::new(self.sink(outbound, true)));
+            }
+            Part::Guest(..) => process.detach(),
+        }
     }
 
     /// Starts a process under `id`, unless another process has it.
@@ -406,11 +555,23 @@ impl State {
         self.presence == Presence::Attached && self.attachment == attachment
     }
 
+    /// Forgets the holder; its processes retain their output.
+    fn drop_holder(&self) {
+        for process in self.processes.values() {
+            process.detach();
+            process.leave(vec![self.holder.id]);
+        }
+    }
+
     fn attach(&self, process: &ProcessHandle, attachment: Attachment, sink: NotificationSink) {
         if self.is_attached(attachment) {
             process.attach(Box::new(sink));
         }
     }
+}
+
+fn unknown_session(id: &str) -> RpcError {
+    RpcError::invalid_request(ErrorKind::UnknownSession, format!("unknown session id {id}"))
 }
 
 #[cfg(test)]
@@ -425,11 +586,14 @@ mod tests {
         let server = Server::new(ServerConfig::default()).unwrap();
         let (connection, _peer) = Connection::pair(&ConnectionConfig::default());
         let holder = Holder {
+            id: server.sessions().new_client(),
             principal: Principal::Embedder,
             peer: connection.outbound().peer(),
             evicted: CancellationToken::new(),
+            taken: Arc::default(),
+            knows_roles: false,
         };
-        let (session, _) = server.sessions().create(Duration::ZERO, holder);
+        let (session, _) = server.sessions().create(Duration::ZERO, None, holder);
         server.sessions().end_all().await;
         let refused = session.insert(&"p".into(), || unreachable!("nothing starts"));
         assert_eq!(refused.err(), Some(InsertError::Ended));

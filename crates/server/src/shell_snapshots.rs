@@ -315,7 +315,7 @@ impl EventSink for Collector {
                 self.finish(Ok(bytes));
             }
             EventKind::Exited { code, .. } => self.finish(Err(CaptureError::Failed(code))),
-            EventKind::Output { .. } | EventKind::Closed => {}
+            EventKind::Output { .. } | EventKind::Closed | EventKind::Resized { .. } => {}
         }
     }
 }

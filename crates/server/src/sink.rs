@@ -8,6 +8,7 @@ use codex_exec_host::process::{EventKind, EventSink, ProcessEvent, SinkClosed};
 use codex_exec_rpc::{Closed, Outbound, Slot};
 use codex_exec_server_protocol::process::{
     ExecClosedNotification, ExecExitedNotification, ExecOutputDeltaNotification,
+    ProcessResizedNotification,
 };
 use codex_exec_server_protocol::{Base64Bytes, encode, notification};
 
@@ -25,11 +26,17 @@ pub(crate) struct NotificationSink {
     /// Resolves once the client has received what was sent.
     arrival: Option<Arrival>,
     metrics: Option<Arc<Metrics>>,
+    /// Whether the client knows the events of shared sessions.
+    knows_roles: bool,
 }
 
 impl NotificationSink {
-    pub(crate) fn new(outbound: Outbound, metrics: Option<Arc<Metrics>>) -> Self {
-        Self { outbound, reservation: None, slot: None, arrival: None, metrics }
+    pub(crate) fn new(
+        outbound: Outbound,
+        metrics: Option<Arc<Metrics>>,
+        knows_roles: bool,
+    ) -> Self {
+        Self { outbound, reservation: None, slot: None, arrival: None, metrics, knows_roles }
     }
 }
 
@@ -62,6 +69,9 @@ impl EventSink for NotificationSink {
 
     fn send(&mut self, event: ProcessEvent) {
         let Some(slot) = self.slot.take() else { return };
+        if matches!(event.kind, EventKind::Resized { .. }) && !self.knows_roles {
+            return;
+        }
         let message = notification(event);
         if let Some(metrics) = &self.metrics {
             metrics.sent(message.len());
@@ -97,6 +107,14 @@ fn notification(event: ProcessEvent) -> Vec<u8> {
                 sandbox_denied,
                 ended_by,
                 usage,
+            })
+        }
+        EventKind::Resized { size, resizes } => {
+            encode::notification::<notification::ProcessResized>(&ProcessResizedNotification {
+                process_id,
+                after_seq: seq,
+                resizes,
+                size,
             })
         }
         EventKind::Closed => {

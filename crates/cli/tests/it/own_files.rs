@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::skipped::runs_as_root;
-use crate::support::{Client, Running, codex, eventually, start, warden};
+use crate::support::{Client, Running, all_below, codex, eventually, start, warden};
 
 /// The user id of `nobody`.
 const UNPRIVILEGED: u32 = 65_534;
@@ -358,5 +358,36 @@ async fn the_servers_executable_cannot_be_replaced() {
         })
         .await;
         assert!(!marker.exists(), "{}", std::fs::read_to_string(&marker).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn no_helper_keeper_or_spare_has_a_variable_of_the_server() {
+    for seed in 0..3 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut names = vec!["CODEX_API_KEY".to_owned(), "CODEX_RENDEZVOUS_NATS".to_owned()];
+        names.extend((0..4).map(|n| format!("{}_{n}", random.uppercase())));
+        let world = World::new(false);
+        let mut command = codex();
+        command.arg("exec-server").current_dir(&world.work);
+        for name in &names {
+            command.env(name, format!("{SECRET}{}", random.u64(..)));
+        }
+        let server = Running::start_with(&mut command);
+        let mut client = server.client().await;
+        let policy = world.policies().swap_remove(1);
+        let file = format!("file://{}/from-helper", world.work.display());
+        let params = json!({"path": file, "dataBase64": "eA==", "sandbox": policy});
+        let answer = client.call("fs/writeFile", params).await;
+        assert!(answer["result"].is_object(), "{answer}");
+        let environ = |pid| std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let leaks = |pid| String::from_utf8_lossy(&environ(pid)).contains(SECRET);
+        assert!(leaks(server.pid()), "seed {seed}: the server itself has them");
+        // The helper waits for more requests, below its keeper.
+        let children = all_below(server.pid());
+        assert!(children.len() > 2, "{children:?}");
+        for (pid, line) in children {
+            assert!(!leaks(pid), "seed {seed}: {pid} ({line})");
+        }
     }
 }

@@ -17,6 +17,47 @@ fn streams_and_exit_code_are_forwarded() {
     });
 }
 
+/// What a command writes to one stream and then to the other comes out in that order, though there are two
+/// pipes; with `--merge` every order does.
+#[test]
+fn order_of_stdout_and_stderr_is_kept() {
+    // Stdout and stderr of codex are one pipe here, as after 2>&1.
+    let printed = |mut command: std::process::Command| {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let mut child = command.spawn().unwrap();
+        drop(command);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        child.wait().unwrap();
+        text
+    };
+    everywhere(|codex| {
+        let mut random = fastrand::Rng::with_seed(6);
+        let mut reversed = 0;
+        for (script, expected) in
+            [("echo out; echo err >&2", "out\nerr\n"), ("echo err >&2; echo out", "err\nout\n")]
+                .repeat(10)
+        {
+            let mut command = codex("run");
+            command.args(["-n", "--", "sh", "-c", script]);
+            let text = printed(command);
+            assert_eq!(text.len(), expected.len(), "{text}");
+            reversed += i32::from(text != expected);
+        }
+        // Without the order of arrival it is a third of them or more.
+        assert!(reversed <= 1, "{reversed} of 20 came out reversed");
+        let lines: Vec<u8> = (0..300).map(|_| random.u8(1..3)).collect();
+        let script: String = lines.iter().map(|fd| format!("echo {fd} >&{fd}\n")).collect();
+        let mut command = codex("run");
+        command.args(["-n", "--merge", "--", "sh", "-c", &script]);
+        let expected: String = lines.iter().map(|fd| format!("{fd}\n")).collect();
+        assert_eq!(printed(command), expected);
+    });
+    let missing = output(codex().args(["run", "-n", "--merge", "--", "no-such-program"]));
+    assert_eq!(missing.code, Some(127));
+}
+
 #[test]
 fn a_megabyte_of_input_comes_out_as_it_went_in() {
     let input: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();

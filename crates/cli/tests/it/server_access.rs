@@ -1,13 +1,14 @@
 //! A sandboxed process with a network connects to its own server and asks for a process without a sandbox.
 
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::skipped::runs_as_root;
+use crate::skipped::{runs_as_root, skipped};
 use crate::support::{Client, Running, codex, eventually};
 
 /// The user id of `nobody`.
@@ -164,6 +165,26 @@ elif way == 'mptcp':
     except OSError:
         s = make()
     answer(connect(s))
+elif way.startswith('from '):
+    _, source, end = way.split()
+    s = make()
+    level, option = (41, 78) if ':' in host else (0, 15)
+    s.setsockopt(level, option, 1)  # IPV6_FREEBIND, IP_FREEBIND
+    s.settimeout(1)
+    try:
+        s.bind((source, 0))
+        connect(s)
+    except OSError:
+        print('no connection', flush=True)
+        os._exit(0)
+    if end == 'stay':
+        answer(s)
+    else:
+        if end == 'reset':
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        s.close()
+        print('left', flush=True)
+        time.sleep(0.3)
 elif way == 'device':
     s = make()
     s.setsockopt(socket.SOL_SOCKET, 25, b'lo\0')
@@ -373,6 +394,115 @@ async fn a_sandboxed_process_cannot_connect_by_another_address_of_the_machine() 
             assert_eq!(said, (REFUSED.to_owned(), false), "{host}, nobody: {nobody}");
         }
     }
+}
+
+/// A network namespace with random routes, and addresses in it that connections may come from.
+struct Routes {
+    commands: Vec<String>,
+    sources: Vec<String>,
+}
+
+impl Routes {
+    fn random(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut group = || random.u16(1..);
+        let (a, b, c) = (group(), group(), group());
+        let mut routes = Self {
+            commands: vec![
+                "ip link set lo up".into(),
+                format!("ip -6 address add 2001:db8:{a:x}::1/64 dev lo nodad"),
+                "ip address add 192.0.2.1/24 dev lo".into(),
+            ],
+            sources: ["::1", "127.0.0.1", "127.9.8.7", "192.0.2.1", "192.0.2.255", "192.0.2.9"]
+                .map(str::to_owned)
+                .to_vec(),
+        };
+        routes.sources.push(format!("2001:db8:{a:x}::1"));
+        // Where packets are forwarded, the first address of each prefix is an anycast address.
+        routes.sources.push(format!("2001:db8:{a:x}::"));
+        let options = [
+            ("echo 1 > /proc/sys/net/ipv6/conf/all/forwarding".to_owned(), format!("2001:db8:{a:x}::")),
+            (format!("ip -6 route add local 2001:db8:{b:x}::/64 dev lo"), format!("2001:db8:{b:x}::5")),
+            ("ip route add local 198.51.100.0/24 dev lo".to_owned(), "198.51.100.7".to_owned()),
+            (
+                format!(
+                    "ip -6 route add local 2001:db8:{c:x}::/64 dev lo table 100 && ip -6 rule add lookup 100 pref 5"
+                ),
+                format!("2001:db8:{c:x}::6"),
+            ),
+            (
+                "ip route add local 203.0.113.0/24 dev lo table 101 && ip rule add iif lo to 203.0.113.0/24 lookup 101 pref 6"
+                    .to_owned(),
+                "203.0.113.8".to_owned(),
+            ),
+            ("ip -6 route add blackhole 2001:db8:bad::/64".to_owned(), "2001:db8:bad::1".to_owned()),
+        ];
+        for (command, source) in options {
+            if random.bool() {
+                routes.commands.push(command);
+            }
+            routes.sources.push(source);
+        }
+        routes
+    }
+}
+
+/// Whichever routes a machine has, and whichever source a sandboxed process chooses, it does not get in; and
+/// from every source that connects at all, other processes do.
+#[test]
+fn a_sandboxed_process_cannot_connect_from_any_source() {
+    if !runs_as_root() || !Path::new("/usr/bin/ip").exists() {
+        return skipped("needs root and iproute2");
+    }
+    let mut refused = 0;
+    for seed in 0..3 {
+        let routes = Routes::random(seed);
+        let world = World::new(seed % 2 == 1);
+        // The thread enters the namespace of the server.
+        let test = std::thread::spawn(move || attack_from_sources(world, &routes, seed));
+        refused += test.join().unwrap();
+    }
+    assert!(refused > 3 * 3, "{refused} connections were refused");
+}
+
+/// Returns how many connections were refused.
+fn attack_from_sources(mut world: World, routes: &Routes, seed: u64) -> usize {
+    let user = if world.nobody { "setpriv --reuid=65534 --regid=65534 --clear-groups" } else { "" };
+    let setup = routes.commands.join("\n");
+    let run = format!(
+        "set -e\n{setup}\nexec {user} \"$0\" exec-server --listen 'ws://[::]:0' --insecure-open"
+    );
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--net", "sh", "-c", &run]).arg(env!("CARGO_BIN_EXE_codex"));
+    let server = Running::start_with(&mut command);
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", server.pid())).unwrap();
+    let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let url = format!("ws://127.0.0.1:{}", port(&server));
+    runtime.block_on(async {
+        let mut client = server.client_at(&url).await;
+        let (mut refused, mut random) = (0, fastrand::Rng::with_seed(seed));
+        for source in &routes.sources {
+            let to = (if source.contains(':') { "::1" } else { "127.0.0.1" }, port(&server));
+            let way = format!("from {source} stay");
+            let context = format!("seed {seed}, {source}, nobody: {}", world.nobody);
+            let control = world.attack(&mut client, None, &way, to).await;
+            let said = world.attack(&mut client, Some(networked()), &way, to).await;
+            if control.1 {
+                assert_eq!(said, (REFUSED.to_owned(), false), "{context}");
+                refused += 1;
+            } else {
+                assert_eq!(control.0, "no connection\n", "{context}");
+                assert!(!said.1, "{context}: {}", said.0);
+            }
+            let end = if random.bool() { "reset" } else { "close" };
+            let way = format!("from {source} {end}");
+            let said = world.attack(&mut client, Some(networked()), &way, to).await;
+            assert!(!said.1, "{context}, {end}: {}", said.0);
+        }
+        refused
+    })
 }
 
 #[tokio::test]

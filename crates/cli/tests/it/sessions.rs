@@ -59,8 +59,12 @@ fn a_detached_command_keeps_running_and_is_attached() {
     assert_eq!((&*followed.out, &*followed.err), ("one\nthree\n", "two\n"));
     let attached = home.run(&["attach", "build"]);
     assert_eq!((attached.code, &*attached.out), (Some(5), "one\nthree\n"), "{attached:?}");
-    home.run(&["attach", "build"]).failed(125, "no detached process named `build`");
-    assert_eq!(home.processes().as_array().unwrap().len(), 0);
+    // Output and exit code stay, and the name is free.
+    assert_eq!(home.run(&["logs", "build"]).out, "one\nthree\n");
+    assert_eq!(home.processes()[0]["exitCode"], 5);
+    home.detach("build", "echo again");
+    assert_eq!(home.run(&["logs", "-f", "build"]).out, "again\n");
+    assert_eq!(home.processes().as_array().unwrap().len(), 1);
 }
 
 #[test]
@@ -136,6 +140,24 @@ fn a_command_whose_name_cannot_be_saved_does_not_start() {
 }
 
 /// Descendants of a command are killed when its name becomes free.
+/// Listing, reading and killing do not wait for a client that watches.
+#[test]
+fn a_watched_process_is_listed_read_and_killed() {
+    let home = Home::new();
+    home.detach("job", "echo one; exec sleep 1000");
+    let mut follow = home.command(&["logs", "-f", "job"]);
+    let mut follow = follow.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut shown = [0; 4];
+    std::io::Read::read_exact(&mut follow.stdout.take().unwrap(), &mut shown).unwrap();
+    assert_eq!(&shown, b"one\n", "it follows");
+    assert_eq!(home.run(&["logs", "job"]).out, "one\n");
+    assert_eq!(home.processes()[0]["exited"], false);
+    home.run(&["kill", "--signal", "term", "job"]).success();
+    assert!(follow.wait().unwrap().success(), "it has seen the end");
+    home.detach("job", "echo two");
+    assert_eq!(home.run(&["logs", "-f", "job"]).out, "two\n", "the name is free");
+}
+
 #[test]
 fn attach_after_the_exit_leaves_nothing_running() {
     let home = Home::new();
@@ -146,7 +168,6 @@ fn attach_after_the_exit_leaves_nothing_running() {
     let daemon: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     assert!(crate::support::is_running(daemon));
     assert_eq!(home.run(&["attach", "d"]).code, Some(3));
-    home.run(&["attach", "d"]).failed(125, "no detached process named");
     let until = std::time::Instant::now() + crate::support::PATIENCE;
     while crate::support::is_running(daemon) {
         assert!(std::time::Instant::now() < until, "the daemon goes on");

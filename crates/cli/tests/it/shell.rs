@@ -84,7 +84,8 @@ fn a_shell_is_detached_and_reattached() {
     reattaches_to_work(home.path());
     let mut ps = codex();
     ps.arg("ps").env("XDG_STATE_HOME", home.path());
-    assert_eq!(output(&mut ps).out, "");
+    let listed = output(&mut ps).out;
+    assert!(listed.contains("work  exited 4"), "{listed}");
 }
 
 /// However the client of a named shell ends, the shell survives, and so do later attachments to it.

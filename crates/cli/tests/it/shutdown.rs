@@ -211,6 +211,70 @@ async fn a_warden_that_dies_is_replaced_and_its_processes_stay_tracked() {
     all_gone(&pids).await;
 }
 
+/// The keepers below a warden that have no program yet.
+fn waiting_keepers(warden: u32) -> Vec<u32> {
+    let keepers = children(warden).into_iter().map(|(pid, _)| pid);
+    keepers.filter(|&pid| is_running(pid) && children(pid).is_empty()).collect()
+}
+
+/// Whether a process has become a warden, and is not about to be one.
+fn is_warden(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    is_running(pid) && line.starts_with(b"exec-warden")
+}
+
+/// Keepers wait for the next order. Whichever of them is killed or stopped, and whenever the warden is, the
+/// next start works, and none of them outlives the server.
+#[tokio::test]
+async fn keepers_that_wait_may_be_killed_and_end_with_the_server() {
+    for seed in 0..4 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let server = Running::start(&[]);
+        let mut client = server.client().await;
+        for n in 0..3 {
+            assert_eq!(client.run(&format!("first-{n}"), "echo one").await, ("one\n".into(), 0));
+        }
+        eventually("keepers wait", || !waiting_keepers(warden(server.pid()).unwrap()).is_empty())
+            .await;
+        for round in 0..40 {
+            // One that has just been started has another name for a moment.
+            eventually("there is a warden", || warden(server.pid()).is_some_and(is_warden)).await;
+            let old = warden(server.pid()).unwrap();
+            let waiting = waiting_keepers(old);
+            let mut warden_dies = false;
+            match (random.u8(..6), random.choice(&waiting)) {
+                (0 | 1, Some(&keeper)) => {
+                    send(keeper, Signal::KILL);
+                    all_gone(&[keeper]).await;
+                }
+                (2, _) => {
+                    waiting.iter().for_each(|&keeper| send(keeper, Signal::KILL));
+                    all_gone(&waiting).await;
+                }
+                (3, Some(&keeper)) => send(keeper, Signal::STOP),
+                (4, _) => {
+                    warden_dies = true;
+                    send(old, Signal::KILL);
+                    all_gone(&[old]).await;
+                }
+                _ => {}
+            }
+            // An order that is too long for a keeper's memory is one for the warden.
+            let padding = if random.u8(..4) == 0 { 100_000 } else { 0 };
+            let script = format!("echo {round} # {}", "x".repeat(padding));
+            let id = format!("{round}");
+            while client.call("process/start", start(&id, &script)).await["error"].is_object() {
+                assert!(warden_dies, "seed {seed}, round {round}: a start failed");
+            }
+            assert_eq!(client.closed(&id).await, (format!("{round}\n"), 0), "seed {seed}");
+        }
+        let left: Vec<u32> = all_below(server.pid()).into_iter().map(|(pid, _)| pid).collect();
+        server.signal(if seed % 2 == 0 { Signal::KILL } else { Signal::TERM });
+        server.ended();
+        all_gone(&left).await;
+    }
+}
+
 #[tokio::test]
 async fn an_expired_session_kills_its_daemons_and_no_others() {
     let server = Running::start(&["--detach-ttl", "100ms"]);
@@ -280,8 +344,12 @@ async fn the_server_leaves_no_zombies() {
             .await;
     }
     let warden = warden(server.pid()).unwrap();
-    let left = || [children(server.pid()), children(warden)].concat();
-    eventually("only the warden is left", || left().len() == 1).await;
+    let zombies = |pid| children(pid).into_iter().filter(|(pid, _)| !is_running(*pid)).count();
+    eventually("only keepers that wait are left", || {
+        let left = (children(server.pid()).len(), children(warden).len());
+        left == (1, waiting_keepers(warden).len()) && zombies(warden) == 0
+    })
+    .await;
 }
 
 /// A process that handles SIGTERM exits by itself, with its output; any other is killed after the grace time.
@@ -313,7 +381,10 @@ async fn a_closed_process_holds_no_descriptor() {
     let server = Running::start(&[]);
     let mut client = server.client().await;
     let open = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
-    client.run("first", "true").await;
+    // With the sockets of the keepers that wait from then on.
+    for n in 0..5 {
+        client.run(&format!("first-{n}"), "true").await;
+    }
     let before = open();
     for n in 0..50 {
         client.run(&format!("{n}"), "echo kept").await;

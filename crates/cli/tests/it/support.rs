@@ -81,6 +81,15 @@ impl Running {
         client
     }
 
+    /// A client that connects to another address of the server.
+    pub(crate) async fn client_at(&self, url: &str) -> Client {
+        let builder = ClientBuilder::from_uri(url.parse().unwrap()).limits(Limits::unlimited());
+        let socket = builder.connect().await.unwrap().0;
+        let mut client = Client { socket, notices: VecDeque::new(), last_id: 0 };
+        client.handshake(json!({"clientName": "test"})).await;
+        client
+    }
+
     /// A client before its handshake.
     pub(crate) async fn uninitialized_client(&self) -> Client {
         self.uninitialized_client_with(None).await

@@ -389,7 +389,7 @@ impl Process {
                         .to_owned(),
             });
         }
-        let params = ResizeParams { process_id: self.handle.id.clone(), rows, cols };
+        let params = ResizeParams { process_id: self.handle.id.clone(), rows, cols, fit: None };
         self.handle.client.call::<call::ProcessResize>(params).await?;
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! Identifies the process at the other end of a local connection: a sandboxed process must not reach
 //! the server's own listener and start a process without a sandbox.
 //!
-//! Invariant: from just before the first sandbox with network access starts, a local connection is
-//! admitted only if every process that holds its other end is known and none of them runs in one of our
-//! sandboxes, or is this process, whose proxies connect for sandboxes. Before that no sandbox can connect,
-//! so there is no check.
+//! Invariant: from just before the first sandbox with network access starts, a connection whose other end
+//! is a socket of this machine is admitted only if every process that holds that socket is known and none of
+//! them runs in one of our sandboxes, or is this process, whose proxies connect for sandboxes. Before that no
+//! sandbox can connect, so there is no check.
 
 mod admission;
 mod netlink;
@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use crate::pool;
 
 use admission::AdmissionPolicy;
-use netlink::{Endpoint, SocketOwner};
+use netlink::{Endpoint, Lookup, SocketOwner};
 
 /// Lookups that run at once: each reads all of `/proc`.
 const CONCURRENT_LOOKUPS: usize = 2;
@@ -76,15 +76,16 @@ impl Peers {
         self.0.watching.store(true, Ordering::SeqCst);
     }
 
-    /// Admits or refuses the peer of an accepted connection. Costs nothing until a sandbox with network
-    /// access has started, and one netlink request for a peer on another machine.
-    pub async fn admit(&self, local: SocketAddr, peer: SocketAddr) -> Result<(), Refusal> {
+    /// Admits or refuses the peer of an accepted TCP connection. Costs nothing until a sandbox with network
+    /// access has started, and two netlink requests for a peer on another machine.
+    pub async fn admit(&self, socket: impl AsFd) -> Result<(), Refusal> {
         if !self.0.watching.load(Ordering::SeqCst) {
             return Ok(());
         }
         let Ok(_permit) = self.0.lookups.acquire().await else { return Err(Refusal::Unknown) };
         let adopts_orphans = self.0.adopts_orphans;
-        let lookup = pool::blocking(move || check(local, peer, adopts_orphans));
+        let socket = socket.as_fd().try_clone_to_owned().map_err(|_| Refusal::Unknown)?;
+        let lookup = pool::blocking(move || check(&socket, adopts_orphans));
         lookup.await.unwrap_or(Err(Refusal::Unknown))
     }
 
@@ -133,19 +134,22 @@ fn check_unix(socket: &OwnedFd, adopts_orphans: bool) -> Result<(), Refusal> {
     judge(peer, adopts_orphans)
 }
 
-fn check(local: SocketAddr, peer: SocketAddr, adopts_orphans: bool) -> Result<(), Refusal> {
-    let (here, there) = (Endpoint::from(local), Endpoint::from(peer));
-    if !is_local(here.ip, there.ip) {
-        return Ok(());
-    }
+fn check(socket: &OwnedFd, adopts_orphans: bool) -> Result<(), Refusal> {
     let unknown = |error: io::Error| {
-        tracing::warn!(%error, %peer, "cannot look up the connecting process");
+        tracing::warn!(%error, "cannot look up the connecting process");
         Refusal::Unknown
     };
-    // The peer's socket has the same two addresses, swapped. A socket without an inode has no owner any
-    // more.
-    let SocketOwner { inode, uid } =
-        netlink::find(there, here).map_err(unknown)?.ok_or(Refusal::Unknown)?;
+    let (here, there) = endpoints(socket).map_err(unknown)?;
+    // The peer's socket has the same two addresses, swapped. If this machine has such a socket, that is the
+    // peer, whatever its address: a process can choose one that the routing table does not call local.
+    let SocketOwner { inode, uid } = match netlink::find(there, here).map_err(unknown)? {
+        Lookup::Held(owner) => owner,
+        // Closed before it was looked up. What it sent is there to be read, and its sender is not known.
+        Lookup::Closed => return Err(Refusal::Unknown),
+        Lookup::Absent if is_local(here.ip, there.ip) => return Err(Refusal::Unknown),
+        // On another machine, or reset before it was looked up: then this end is no longer connected.
+        Lookup::Absent => return endpoints(socket).map(drop).map_err(|_| Refusal::Unknown),
+    };
     let own_uid = rustix::process::geteuid();
     // A sandboxed process has our user id, and so do its sockets: another user's socket is not from a
     // sandbox. Root's sandboxes may change the owner of a socket like that of any file; but root can
@@ -174,6 +178,13 @@ fn judge(inode: u32, adopts_orphans: bool) -> Result<(), Refusal> {
         }
         std::thread::sleep(LOOKUP_PAUSE);
     }
+}
+
+/// The two ends of a connection; an error once it was reset.
+fn endpoints(socket: &OwnedFd) -> io::Result<(Endpoint, Endpoint)> {
+    let here = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    let there = rustix::net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
+    Ok((here.into(), SocketAddr::try_from(there)?.into()))
 }
 
 /// Whether an address that reached `here` belongs to this machine.

@@ -25,7 +25,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const GET_ROUTE: u16 = 26;
 const ROUTE_DESTINATION: u16 = 1;
-const ROUTE_IS_LOCAL: u8 = 2;
+/// `RTN_UNICAST`.
+const ROUTE_TO_ANOTHER_HOST: u8 = 1;
 const LISTENING: u8 = 10;
 
 /// Flags and attributes of `linux/unix_diag.h`.
@@ -69,9 +70,19 @@ pub(super) struct SocketOwner {
     pub uid: u32,
 }
 
-/// Finds the local TCP socket that is bound to `from` and connected to `to`; `None` if there is none,
-/// or if no process holds it.
-pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwner>> {
+/// A socket that was looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// At least one process has it open.
+    Held(SocketOwner),
+    /// It is there, and no process has it open any more.
+    Closed,
+    /// This machine has no such socket.
+    Absent,
+}
+
+/// Finds the local TCP socket that is bound to `from` and connected to `to`.
+pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Lookup> {
     let mut id = Vec::with_capacity(48);
     id.extend(from.port.to_be_bytes());
     id.extend(to.port.to_be_bytes());
@@ -86,7 +97,7 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwne
     request.extend(&id);
     let reply = match query(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request) {
         Ok(reply) => reply.expect(SOCK_DIAG_BY_FAMILY)?,
-        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NOENT) => return Ok(Lookup::Absent),
         Err(errno) => return Err(errno.into()),
     };
     let (family, state) = (reply.byte(0)?, reply.byte(1)?);
@@ -97,7 +108,11 @@ pub(super) fn find(from: Endpoint, to: Endpoint) -> io::Result<Option<SocketOwne
         && reply.bytes(4, 4)? == &id[..4]
         && address(family, reply.bytes(8, 16)?) == Some(from.ip)
         && address(family, reply.bytes(24, 16)?) == Some(to.ip);
-    Ok((is_it && inode != 0).then_some(SocketOwner { inode, uid }))
+    Ok(match (is_it, inode) {
+        (false, _) => Lookup::Absent,
+        (true, 0) => Lookup::Closed,
+        (true, _) => Lookup::Held(SocketOwner { inode, uid }),
+    })
 }
 
 /// Finds the socket that the Unix socket with this inode is connected to; `None` if it is closed, or in
@@ -132,7 +147,8 @@ pub(super) fn find_unix_peer(inode: u32) -> io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// Whether packets to this address stay on this machine.
+/// Whether packets to this address stay on this machine, as far as the routing table tells: an anycast
+/// address is one of this machine's, and others that are not sent to one host belong to no other machine.
 pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
     let octets = match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -143,7 +159,7 @@ pub(super) fn is_local(ip: IpAddr) -> io::Result<bool> {
     request.extend(ROUTE_DESTINATION.to_ne_bytes());
     request.extend(octets);
     match query(ROUTE, GET_ROUTE, &request) {
-        Ok(reply) => Ok(reply.expect(NEW_ROUTE)?.byte(7)? == ROUTE_IS_LOCAL),
+        Ok(reply) => Ok(reply.expect(NEW_ROUTE)?.byte(7)? != ROUTE_TO_ANOTHER_HOST),
         // No route at all.
         Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -303,7 +319,8 @@ mod tests {
         let client = TcpStream::connect(format!("{to}:{port}")).ok()?;
         let (accepted, peer) = listener.accept().unwrap();
         let found = find(peer.into(), accepted.local_addr().unwrap().into()).unwrap();
-        Some((found.expect("the client's socket").inode, inode(&client)))
+        let Lookup::Held(owner) = found else { panic!("the client's socket: {found:?}") };
+        Some((owner.inode, inode(&client)))
     }
 
     #[test]
@@ -340,17 +357,17 @@ mod tests {
     }
 
     #[test]
-    fn socket_without_a_holder_is_not_found() {
+    fn socket_without_a_holder_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
         let (_accepted, peer) = listener.accept().unwrap();
-        assert!(find(peer.into(), here.into()).unwrap().is_some());
+        assert!(matches!(find(peer.into(), here.into()).unwrap(), Lookup::Held(_)));
         drop(client);
-        assert_eq!(find(peer.into(), here.into()).unwrap(), None, "closed, not gone");
+        assert_eq!(find(peer.into(), here.into()).unwrap(), Lookup::Closed);
         // The kernel would return the listener at this address.
-        let nobody = SocketAddr::new(here.ip(), 1);
-        assert_eq!(find(here.into(), nobody.into()).unwrap(), None);
+        let unused = SocketAddr::new(here.ip(), 1);
+        assert_eq!(find(here.into(), unused.into()).unwrap(), Lookup::Absent);
     }
 
     /// A reply as the kernel would send it to this socket.

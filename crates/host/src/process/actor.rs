@@ -33,13 +33,18 @@ use super::child::Child;
 use super::config::ProcessConfig;
 use super::confinement::Confined;
 use super::event::{EventKind, EventSink, ProcessEvent, SinkClosed};
-use super::handle::{Command, NoTerminal};
+use super::guests::{Guests, Sizes};
+use super::handle::{Command, Reader};
 use super::launch::{ExitSummary, OnExit, TerminalTap, WhileRunning};
 use super::limits::{self, Limited};
 use super::output::{Output, READ_BYTES};
+use super::outputs::Outputs;
 use super::pty;
 use super::retention::Retention;
+use super::screen::TerminalScreen;
 use super::stdin::Stdin;
+
+mod sharing;
 
 /// Longest wait of a read, so that no clock overflows.
 const MAX_READ_WAIT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -52,9 +57,11 @@ pub(super) struct Parts {
     pub child: Child,
     pub stdin: Stdin,
     /// stdout and stderr, or the terminal alone.
-    pub outputs: [Option<Output>; 2],
+    pub outputs: Outputs,
     /// Master of the terminal.
     pub terminal: Option<Arc<OwnedFd>>,
+    /// What the terminal shows.
+    pub screen: Option<Box<TerminalScreen>>,
     pub retention: Retention,
     pub confined: Option<Confined>,
     pub limited: Option<Box<Limited>>,
@@ -79,6 +86,8 @@ pub(super) struct Actor {
     started_at_ms: u64,
     next_seq: u64,
     subscriber: Subscriber,
+    guests: Guests,
+    sizes: Sizes,
     /// Events to be delivered to the subscriber.
     undelivered: VecDeque<ProcessEvent>,
     undelivered_bytes: usize,
@@ -127,6 +136,7 @@ struct Exit {
 
 struct WaitingRead {
     params: ReadParams,
+    reader: Reader,
     until: Instant,
     reply: oneshot::Sender<ReadResponse>,
 }
@@ -136,6 +146,7 @@ enum Event {
     Command(Option<Command>),
     Deliver(Result<(), SinkClosed>),
     Arrived,
+    GuestsMoved,
     Output(usize, Option<Bytes>),
     Limit(EndedBy),
     Exited(i32),
@@ -165,6 +176,8 @@ impl Actor {
             started_at_ms: now.as_millis() as u64,
             next_seq: 1,
             subscriber: Subscriber::Expected,
+            guests: Guests::default(),
+            sizes: Sizes::default(),
             undelivered: VecDeque::new(),
             undelivered_bytes: 0,
             delivered: 0,
@@ -218,11 +231,12 @@ impl Actor {
             biased;
             command = self.mailbox.recv() => Event::Command(command),
             event = subscriber_event(&mut self.subscriber, self.undelivered.front(), awaiting_arrival) => event,
+            () = self.guests.moved() => Event::GuestsMoved,
             by = verdict(limited), if limited.is_some() => Event::Limit(by),
             event = child_event(child, self.exit.is_some()), if self.exit.is_none() || dying => event,
             () = stdin.flush(), if stdin.has_queued() => Event::StdinMoved,
             () = wait_until(deadline) => Event::Due,
-            (n, bytes) = read_either(outputs, room), if room > 0 => Event::Output(n, bytes),
+            (n, bytes) = outputs.read(room), if room > 0 => Event::Output(n, bytes),
         }
     }
 
@@ -239,6 +253,7 @@ impl Actor {
                     self.parts.retention.sent(self.arrived);
                 }
             }
+            Event::GuestsMoved => self.guests_moved(),
             Event::Output(n, Some(bytes)) => self.publish_output(n, bytes).await,
             Event::Output(_, None) => {}
             // The watchdog kills it.
@@ -267,7 +282,7 @@ impl Actor {
                 }
                 if self.end_streams_at.is_some_and(|at| at <= Instant::now()) && !self.ending {
                     self.ending = true;
-                    self.parts.outputs.iter_mut().flatten().for_each(Output::end_after_buffered);
+                    self.parts.outputs.iter_mut().for_each(Output::end_after_buffered);
                 }
                 if self.backlog.as_ref().is_some_and(|backlog| backlog.until <= Instant::now()) {
                     self.backlog = None;
@@ -280,13 +295,15 @@ impl Actor {
 
     async fn command(&mut self, command: Command) -> Flow {
         match command {
-            Command::Read(params, reply) => {
+            Command::Read(params, reader, reply) => {
                 // Acknowledge now, not when the read is answered: it may wait for output that needs the
                 // space.
-                self.acknowledge(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
+                if self.acknowledges(reader) {
+                    self.acknowledge(params.after_seq.unwrap_or(0).min(self.next_seq - 1));
+                }
                 let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(MAX_READ_WAIT);
                 let until = Instant::now() + wait;
-                self.waiting.push(WaitingRead { params, until, reply });
+                self.waiting.push(WaitingRead { params, reader, until, reply });
             }
             Command::Write(write, reply) => {
                 let eof = self.eof();
@@ -319,21 +336,19 @@ impl Actor {
                 self.cause.get_or_insert(EndedBy::Server);
                 self.parts.child.signal(ProcessSignal::Terminate, None);
             }
-            Command::Resize(size, reply) => {
-                let resized = match &self.parts.terminal {
-                    Some(master) => pty::resize(master, size).map_err(|_| NoTerminal),
-                    None => Err(NoTerminal),
-                };
-                if let (Some(tap), Ok(())) = (&mut self.parts.tap, &resized) {
-                    tap.resized(size);
-                }
-                let _ = reply.send(resized);
+            Command::Resize(client, size, fit, reply) => {
+                let _ = reply.send(self.resize(client, size, fit));
+            }
+            Command::Screen(reply) => {
+                let _ = reply.send(self.screen());
             }
             Command::Info(reply) => {
                 let _ = reply.send(self.info());
             }
             Command::Attach(sink) => self.attach(sink),
             Command::Detach => self.detach(),
+            Command::Join(client, sink) => self.join(client, sink),
+            Command::Leave(clients) => self.leave(&clients),
             Command::Kill => return Flow::Forget,
         }
         Flow::Continue
@@ -343,13 +358,16 @@ impl Actor {
         if matches!(self.subscriber, Subscriber::Detached) {
             self.delivered = self.next_seq - 1;
             self.arrived = self.delivered;
-            self.backlog = Some(Backlog {
-                before: self.next_seq,
-                until: Instant::now() + self.config.resume_grace,
-            });
+            self.expect_backlog();
         }
         self.subscriber = Subscriber::Attached(sink);
         self.awaiting_arrival = None;
+    }
+
+    /// Gives a client that comes back time to read what it missed.
+    fn expect_backlog(&mut self) {
+        let until = Instant::now() + self.config.resume_grace;
+        self.backlog = Some(Backlog { before: self.next_seq, until });
     }
 
     /// Sent events may be lost, so all retained output stays until a client reads it.
@@ -364,14 +382,18 @@ impl Actor {
 
     /// How many bytes of output may be read from the process now.
     fn room(&self) -> usize {
-        match self.failure.is_none() && self.undelivered_bytes < self.config.unsent_bytes {
+        let unsent = match (&self.subscriber, self.guests.least_waiting()) {
+            (Subscriber::Detached, Some(waiting)) => waiting,
+            _ => self.undelivered_bytes,
+        };
+        match self.failure.is_none() && unsent < self.config.unsent_bytes {
             true => self.parts.retention.room().min(READ_BYTES),
             false => 0,
         }
     }
 
     async fn publish_output(&mut self, n: usize, bytes: Bytes) {
-        let Some(stream) = self.parts.outputs[n].as_ref().map(|output| output.stream) else {
+        let Some(stream) = self.parts.outputs.get(n).map(|output| output.stream) else {
             return;
         };
         if let Some(confined) = &mut self.parts.confined {
@@ -382,18 +404,23 @@ impl Actor {
         if let Some(tap) = &mut self.parts.tap {
             tap.output(&bytes);
         }
+        if let Some(screen) = &mut self.parts.screen {
+            screen.output(&bytes);
+        }
         if self.parts.limited.as_mut().is_some_and(|limited| limited.exceeds_output(bytes.len())) {
             self.exceeded(EndedBy::Output);
         }
         let newest = self.next_seq - 1;
-        let unseen = matches!(self.subscriber, Subscriber::Detached) && newest > self.seen;
+        let unseen = matches!(self.subscriber, Subscriber::Detached)
+            && self.guests.is_empty()
+            && newest > self.seen;
         if unseen && self.parts.retention.extend(newest, stream, &bytes) {
             return;
         }
         if let Err(error) = self.parts.retention.push(self.next_seq, stream, bytes.clone()).await {
             self.failure = Some(format!("cannot store output: {error}"));
             // The output cannot be delivered: close the streams, so that the process gets an error.
-            self.parts.outputs.iter_mut().flatten().for_each(Output::end);
+            self.parts.outputs.iter_mut().for_each(Output::end);
             return;
         }
         self.publish(EventKind::Output { stream, bytes });
@@ -403,9 +430,14 @@ impl Actor {
     fn publish(&mut self, kind: EventKind) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
-        if !matches!(self.subscriber, Subscriber::Detached) {
-            self.seen = seq;
-            let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
+        let detached = matches!(self.subscriber, Subscriber::Detached);
+        if detached && self.guests.is_empty() {
+            return seq;
+        }
+        self.seen = seq;
+        let event = ProcessEvent { process_id: self.parts.process_id.clone(), seq, kind };
+        self.guests.publish(&event, self.config.unsent_bytes);
+        if !detached {
             self.undelivered_bytes += event.len();
             self.undelivered.push_back(event);
         }
@@ -421,6 +453,10 @@ impl Actor {
             && let Poll::Ready(Ok(())) = sink.poll_ready(&mut cx, event)
         {
             self.deliver();
+        }
+        if !self.guests.is_empty() {
+            self.guests.deliver_ready();
+            self.guests_moved();
         }
     }
 
@@ -503,11 +539,11 @@ impl Actor {
     }
 
     async fn drain_available(&mut self) {
-        for n in 0..self.parts.outputs.len() {
-            let mut available = self.parts.outputs[n].as_ref().map_or(0, Output::available);
+        for n in self.parts.outputs.order() {
+            let mut available = self.parts.outputs.get(n).map_or(0, Output::available);
             while available > 0 && self.room() > 0 {
                 let room = self.room();
-                let output = self.parts.outputs[n].as_mut();
+                let output = self.parts.outputs.get_mut(n);
                 let Some(bytes) = output.and_then(|output| output.read_now(room)) else { break };
                 available = available.saturating_sub(bytes.len() as u64);
                 self.publish_output(n, bytes).await;
@@ -517,10 +553,10 @@ impl Actor {
 
     /// Reads output until all streams have ended, or until the deadline.
     async fn drain_until(&mut self, deadline: Instant) {
-        while self.room() > 0 && self.parts.outputs.iter().flatten().any(Output::is_open) {
+        while self.room() > 0 && self.parts.outputs.iter().any(Output::is_open) {
             let room = self.room();
             let (n, bytes) = tokio::select! {
-                output = read_either(&mut self.parts.outputs, room) => output,
+                output = self.parts.outputs.read(room) => output,
                 () = sleep_until(deadline) => break,
             };
             if let Some(bytes) = bytes {
@@ -531,7 +567,7 @@ impl Actor {
 
     /// Publishes the last event once the process has exited and all streams have ended.
     fn close_if_done(&mut self) {
-        let open = self.parts.outputs.iter().flatten().any(Output::is_open);
+        let open = self.parts.outputs.iter().any(Output::is_open);
         if self.closed || self.exit.is_none() || open {
             return;
         }
@@ -577,7 +613,7 @@ impl Actor {
                 self.waiting.swap_remove(at);
             } else if self.has_news(&read.params) || read.until <= Instant::now() {
                 let read = self.waiting.swap_remove(at);
-                let response = self.read(&read.params).await;
+                let response = self.read(&read.params, read.reader).await;
                 let _ = read.reply.send(response);
             } else {
                 at += 1;
@@ -593,7 +629,7 @@ impl Actor {
             || self.exit.as_ref().is_some_and(|exit| exit.seq > after)
     }
 
-    async fn read(&mut self, params: &ReadParams) -> ReadResponse {
+    async fn read(&mut self, params: &ReadParams, reader: Reader) -> ReadResponse {
         let after = params.after_seq.unwrap_or(0);
         let limit = self.config.max_read_bytes;
         let max_bytes = params.max_bytes.unwrap_or(limit).min(limit);
@@ -611,8 +647,11 @@ impl Actor {
         let last = found.chunks.last().map(|chunk| chunk.seq);
         self.seen = self.seen.max(last.unwrap_or(0));
         // The response may be lost, but what the client read before has arrived.
-        self.acknowledge(after.min(self.next_seq - 1));
-        if let Some(backlog) = self.backlog.as_mut().filter(|_| !found.truncated) {
+        if self.acknowledges(reader) {
+            self.acknowledge(after.min(self.next_seq - 1));
+        }
+        let caught_up = !found.truncated && self.acknowledges(reader);
+        if let Some(backlog) = self.backlog.as_mut().filter(|_| caught_up) {
             // All of it has been read: a client that now only listens must not block its process.
             backlog.until = backlog.until.min(Instant::now() + self.config.resume_read_grace);
         }
@@ -634,25 +673,13 @@ impl Actor {
         }
     }
 
-    /// A client has received everything up to `seq`.
-    fn acknowledge(&mut self, seq: u64) {
-        if matches!(self.subscriber, Subscriber::Detached) {
-            return;
-        }
-        self.parts.retention.release(seq);
-        if self.backlog.as_ref().is_some_and(|backlog| seq + 1 >= backlog.before) {
-            self.backlog = None;
-            self.parts.retention.sent(self.arrived);
-        }
-    }
-
     fn info(&self) -> ProcessInfo {
         let parts = &self.parts;
         ProcessInfo {
             process_id: parts.process_id.clone(),
             argv: parts.argv.clone(),
             cwd: parts.cwd.clone(),
-            tty: parts.outputs.iter().flatten().any(|output| output.stream == OutputStream::Pty),
+            tty: parts.outputs.iter().any(|output| output.stream == OutputStream::Pty),
             pid: Some(parts.child.pid().as_raw_nonzero().get().cast_unsigned()),
             started_at_ms: self.started_at_ms,
             exited: self.exit.is_some(),
@@ -698,23 +725,6 @@ impl Actor {
         if let Some(cleaning) = self.cleaning {
             let _ = cleaning.await;
         }
-    }
-}
-
-/// Waits for output on either stream, fairly; for ever once both have ended.
-async fn read_either(
-    [first, second]: &mut [Option<Output>; 2],
-    limit: usize,
-) -> (usize, Option<Bytes>) {
-    async fn read(output: &mut Option<Output>, limit: usize) -> Option<Bytes> {
-        match output.as_mut().filter(|output| output.is_open()) {
-            Some(output) => output.read(limit).await,
-            None => std::future::pending().await,
-        }
-    }
-    tokio::select! {
-        bytes = read(first, limit) => (0, bytes),
-        bytes = read(second, limit) => (1, bytes),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use codex_exec_server_protocol::process::{OutputStream, ProcessId};
+use codex_exec_server_protocol::process::{OutputStream, ProcessId, TerminalSize};
 use codex_exec_server_protocol::resources::{EndedBy, Usage};
 
 /// One numbered event of a process.
@@ -40,6 +40,13 @@ pub enum EventKind {
     },
     /// The process has exited and its streams have ended.
     Closed,
+    /// Its terminal has another size. Has the number of the event before it.
+    Resized {
+        /// The new size.
+        size: TerminalSize,
+        /// How often it has changed.
+        resizes: u64,
+    },
 }
 
 impl ProcessEvent {

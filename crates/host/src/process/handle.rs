@@ -4,11 +4,13 @@
 //! future. So a caller keeps its requests in order without waiting for any of them.
 
 use codex_exec_server_protocol::process::{
-    ProcessInfo, ProcessSignal, ReadParams, ReadResponse, TerminalSize, WriteParams, WriteStatus,
+    Fit, ProcessInfo, ProcessSignal, ReadParams, ReadResponse, ScreenResponse, TerminalSize,
+    WriteParams, WriteStatus,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use super::event::EventSink;
+use super::guests::ClientId;
 
 /// A handle to a process, from its start request until the host forgets it.
 #[derive(Debug, Clone)]
@@ -22,16 +24,28 @@ pub type Reply<T> = oneshot::Receiver<T>;
 
 /// A command to the owner of a process.
 pub(super) enum Command {
-    Read(ReadParams, oneshot::Sender<ReadResponse>),
+    Read(ReadParams, Reader, oneshot::Sender<ReadResponse>),
     Write(WriteParams, oneshot::Sender<WriteStatus>),
     Signal(ProcessSignal, oneshot::Sender<()>),
     Terminate(oneshot::Sender<bool>),
     Stop,
-    Resize(TerminalSize, oneshot::Sender<Result<(), NoTerminal>>),
+    Resize(ClientId, TerminalSize, Fit, oneshot::Sender<Result<TerminalSize, NoTerminal>>),
+    Screen(oneshot::Sender<Result<ScreenResponse, NoTerminal>>),
     Info(oneshot::Sender<ProcessInfo>),
     Attach(Box<dyn EventSink>),
     Detach,
+    Join(ClientId, Box<dyn EventSink>),
+    Leave(Vec<ClientId>),
     Kill,
+}
+
+/// Who reads, which decides whether a read acknowledges what came before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// The client that the process waits for.
+    Subscriber,
+    /// Another client. Its reads acknowledge only while there is no subscriber and it has joined.
+    Guest(ClientId),
 }
 
 /// The process has no terminal.
@@ -48,9 +62,12 @@ impl std::fmt::Debug for Command {
             Self::Terminate(..) => "Terminate",
             Self::Stop => "Stop",
             Self::Resize(..) => "Resize",
+            Self::Screen(..) => "Screen",
             Self::Info(..) => "Info",
             Self::Attach(..) => "Attach",
             Self::Detach => "Detach",
+            Self::Join(..) => "Join",
+            Self::Leave(..) => "Leave",
             Self::Kill => "Kill",
         })
     }
@@ -65,8 +82,8 @@ impl ProcessHandle {
     }
 
     /// Reads output, now or as soon as there is some.
-    pub fn read(&self, params: ReadParams) -> Reply<ReadResponse> {
-        self.ask(|reply| Command::Read(params, reply))
+    pub fn read(&self, params: ReadParams, reader: Reader) -> Reply<ReadResponse> {
+        self.ask(|reply| Command::Read(params, reader, reply))
     }
 
     /// Writes to stdin; replies once the bytes are accepted.
@@ -89,9 +106,19 @@ impl ProcessHandle {
         let _ = self.mailbox.send(Command::Stop);
     }
 
-    /// Resizes the terminal.
-    pub fn resize(&self, size: TerminalSize) -> Reply<Result<(), NoTerminal>> {
-        self.ask(|reply| Command::Resize(size, reply))
+    /// Sets the size of a client's window; replies with the size of the terminal.
+    pub fn resize(
+        &self,
+        client: ClientId,
+        size: TerminalSize,
+        fit: Fit,
+    ) -> Reply<Result<TerminalSize, NoTerminal>> {
+        self.ask(|reply| Command::Resize(client, size, fit, reply))
+    }
+
+    /// What repaints the terminal.
+    pub fn screen(&self) -> Reply<Result<ScreenResponse, NoTerminal>> {
+        self.ask(Command::Screen)
     }
 
     /// An entry of `process/list`.
@@ -108,6 +135,16 @@ impl ProcessHandle {
     /// Detaches the sink; output is retained for a later one.
     pub fn detach(&self) {
         let _ = self.mailbox.send(Command::Detach);
+    }
+
+    /// Sends new events to a guest, too.
+    pub fn join(&self, client: ClientId, sink: Box<dyn EventSink>) {
+        let _ = self.mailbox.send(Command::Join(client, sink));
+    }
+
+    /// Forgets clients at once: their events, and the sizes of their windows.
+    pub fn leave(&self, clients: Vec<ClientId>) {
+        let _ = self.mailbox.send(Command::Leave(clients));
     }
 
     /// Kills the process with its descendants and forgets it.

@@ -26,9 +26,11 @@ use super::launch::{Launch, LaunchError, LaunchTarget};
 use super::leftovers::{Group, Leftovers};
 use super::limits::{LimitError, Prepared};
 use super::output::Output;
+use super::outputs::Outputs;
 use super::pty;
 use super::readiness::register;
 use super::retention::{Retention, RetentionLimits};
+use super::screen::TerminalScreen;
 use super::spares::Spares;
 use super::spawner::{SpawnError, SpawnRequest, Spawner};
 use super::spool::Spool;
@@ -230,6 +232,7 @@ impl ProcessHost {
             stdin: io.stdin,
             outputs: io.outputs,
             terminal: io.terminal,
+            screen: launch.terminal.map(|size| Box::new(TerminalScreen::new(size))),
             retention,
             confined,
             limited,
@@ -330,7 +333,7 @@ async fn run<E>(
 struct Stdio {
     child_ends: [OwnedFd; 3],
     stdin: Stdin,
-    outputs: [Option<Output>; 2],
+    outputs: Outputs,
     terminal: Option<Arc<OwnedFd>>,
 }
 
@@ -350,7 +353,7 @@ impl Stdio {
         Ok(Self {
             child_ends,
             stdin: Stdin::new(Some(register(input.clone())?), config.stdin_queue_bytes),
-            outputs: [Some(Output::new(OutputStream::Pty, register(master)?)), None],
+            outputs: Outputs::new([Some(Output::new(OutputStream::Pty, register(master)?)), None]),
             terminal: Some(input),
         })
     }
@@ -369,10 +372,10 @@ impl Stdio {
         Ok(Self {
             child_ends: [their_stdin, their_stdout, their_stderr],
             stdin: Stdin::new(stdin, config.stdin_queue_bytes),
-            outputs: [
+            outputs: Outputs::new([
                 Some(Output::new(OutputStream::Stdout, register(stdout)?)),
                 Some(Output::new(OutputStream::Stderr, register(stderr)?)),
-            ],
+            ]),
             terminal: None,
         })
     }

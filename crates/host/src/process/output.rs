@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use codex_exec_server_protocol::process::OutputStream;
@@ -63,14 +64,14 @@ impl Output {
         }
     }
 
-    /// Waits for at most `limit` bytes; `None` at the end of the stream. Cancel safe.
-    pub(super) async fn read(&mut self, limit: usize) -> Option<Bytes> {
+    /// Reads at most `limit` bytes, if there are any; `None` at the end of the stream.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>, limit: usize) -> Poll<Option<Bytes>> {
         if let Some(buffered) = self.buffered {
-            return self.read_buffered(limit, buffered);
+            return Poll::Ready(self.read_buffered(limit, buffered));
         }
-        let fd = self.fd.as_ref()?;
+        let Some(fd) = self.fd.as_ref() else { return Poll::Ready(None) };
         let bytes = loop {
-            let Ok(mut ready) = fd.readable().await else { break Bytes::new() };
+            let Ok(mut ready) = ready!(fd.poll_read_ready(cx)) else { break Bytes::new() };
             match read(fd.get_ref(), limit) {
                 Ok(bytes) => {
                     // A short read means that a pipe is empty; a terminal may hold more.
@@ -93,7 +94,15 @@ impl Output {
         if bytes.len() == READ_BYTES {
             self.enlarge();
         }
-        self.unless_ended(bytes)
+        Poll::Ready(self.unless_ended(bytes))
+    }
+
+    /// Whether [`poll_read`](Self::poll_read) may succeed now; if not, wakes the waker of `cx` when it may.
+    pub(super) fn is_readable(&self, cx: &mut Context<'_>) -> bool {
+        match &self.fd {
+            Some(fd) => self.buffered.is_some() || fd.poll_read_ready(cx).is_ready(),
+            None => false,
+        }
     }
 
     fn read_buffered(&mut self, limit: usize, buffered: u64) -> Option<Bytes> {
@@ -171,6 +180,8 @@ fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::future::poll_fn;
+
     use super::super::readiness::register;
     use super::*;
 
@@ -191,7 +202,8 @@ mod tests {
             let mut got = Vec::new();
             while output.is_open() {
                 rustix::io::write(&theirs, b"later").unwrap();
-                got.extend(output.read(random.usize(1..30_000)).await.unwrap_or_default());
+                let limit = random.usize(1..30_000);
+                got.extend(poll_fn(|cx| output.poll_read(cx, limit)).await.unwrap_or_default());
             }
             assert!(got == before, "{} of {len} bytes", got.len());
         }

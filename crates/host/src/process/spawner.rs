@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::command::Command;
 use super::keeper::{
     Keeper, LongOrder, MAX_INLINE_ORDER, MemoryPool, Order, OrderLimits, OrderLocation, OwnKeeper,
-    Parent, UnstartedKeeper,
+    Parent, UnstartedKeeper, keeper_socket,
 };
 use super::leftovers::Group;
 use super::warden::Warden;
@@ -79,15 +79,17 @@ impl Spawner {
     pub(super) async fn spawn(&self, request: SpawnRequest) -> Result<Keeper, SpawnError> {
         let system = |source| SpawnError::System { step: "keeper", source };
         let SpawnRequest { command, stdio, tty, pass, cleans_up, limits, .. } = request;
-        let order = Order::new(&command, stdio, pass, tty, cleans_up, limits);
-        let (order, socket) = order.map_err(system)?;
-        let parent = match self {
+        let order = Order::new(&command, stdio, pass, tty, cleans_up, limits).map_err(system)?;
+        let (socket, parent) = match self {
             Self::Own(memory_pool) => {
-                Parent::Own { _own: start_here(memory_pool, &order).map_err(system)? }
+                let (own, socket) = start_here(memory_pool, &order).map_err(system)?;
+                (socket, Parent::Own { _own: own })
             }
             Self::Warden(warden) => {
-                warden.send_order(&order).await.map_err(system)?;
-                Parent::Warden { warden: warden.clone(), known: None }
+                let socket = warden.send_order(&order).await.map_err(system)?;
+                // While the program starts on another processor.
+                warden.add_waiting();
+                (socket, Parent::Warden { warden: warden.clone(), known: None })
             }
         };
         // The keeper has its own copies; close ours, or their readers would wait for them.
@@ -96,7 +98,9 @@ impl Spawner {
     }
 }
 
-fn start_here(memory_pool: &Mutex<MemoryPool>, order: &Order) -> io::Result<OwnKeeper> {
+/// Starts a keeper below this process; returns it with our end of its socket.
+fn start_here(memory_pool: &Mutex<MemoryPool>, order: &Order) -> io::Result<(OwnKeeper, OwnedFd)> {
+    let (ours, theirs) = keeper_socket()?;
     let mut unstarted = UnstartedKeeper::new(&mut memory_pool.lock())?;
     let bytes = &order.bytes;
     let location = if bytes.len() <= MAX_INLINE_ORDER {
@@ -107,5 +111,5 @@ fn start_here(memory_pool: &Mutex<MemoryPool>, order: &Order) -> io::Result<OwnK
         long.bytes()[..bytes.len()].copy_from_slice(bytes);
         OrderLocation::Separate(long)
     };
-    Ok(OwnKeeper::new(unstarted.start(location, &order.descriptors)?))
+    Ok((OwnKeeper::new(unstarted.start(location, &theirs, &order.descriptors)?), ours))
 }

@@ -37,18 +37,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::cgroup::Cgroup;
 use super::descendants;
 use super::keeper::{
     CLEANUP_TIMEOUT, LongOrder, MAX_DESCRIPTORS, MAX_INLINE_ORDER, MemoryPool, Order,
-    OrderLocation, RunningKeeper, UnstartedKeeper, refuse,
+    OrderLocation, RunningKeeper, UnstartedKeeper, keeper_socket, refuse,
 };
 use super::readiness::register;
 use crate::sandbox::Executable;
@@ -74,6 +73,14 @@ const ORPHAN_GRACE: Duration = Duration::from_secs(1);
 /// First byte of a message: where the order is.
 const INLINE: u8 = 1;
 const IN_MEMFD: u8 = 2;
+/// It follows later, on the socket of the keeper.
+const AHEAD: u8 = 3;
+
+/// Keepers that wait for an order, so that a start costs neither a `clone` of the warden nor a socket.
+const WAITING_KEEPERS: usize = 2;
+
+/// Maximum descriptors of a message: the keeper's socket, those of its order, and the memfd.
+const MAX_SENT: usize = 1 + MAX_DESCRIPTORS + 1;
 
 /// Becomes the warden and never returns, if this process was started as one.
 ///
@@ -164,8 +171,7 @@ impl WardenProcess {
             }
         };
         let mut kind = [0];
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = {
             let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(unstarted.order())];
@@ -194,17 +200,18 @@ impl WardenProcess {
             }
         }
         let location = match kind {
-            [IN_MEMFD] => read_long_order(&mut descriptors),
-            _ => Ok(OrderLocation::Inline(len)),
+            [IN_MEMFD] => read_long_order(&mut descriptors).map(Some),
+            [AHEAD] => Ok(None),
+            _ => Ok(Some(OrderLocation::Inline(len))),
         };
-        let started = location.and_then(|location| unstarted.start(location, &descriptors));
+        let Some((socket, descriptors)) = descriptors.split_first() else { return true };
+        let started = location.and_then(|location| match location {
+            Some(location) => unstarted.start(location, socket, descriptors),
+            None => unstarted.start_waiting(socket),
+        });
         match started {
             Ok(running) => drop(self.keepers.insert(running.pid, running)),
-            Err(errno) => {
-                if let Some(socket) = descriptors.first() {
-                    refuse(socket, errno);
-                }
-            }
+            Err(errno) => refuse(socket, errno),
         }
         true
     }
@@ -392,7 +399,15 @@ impl Drop for RegisteredKeeper {
 #[derive(Debug)]
 enum Current {
     /// The socket and the process of the current warden.
-    Running { socket: Arc<AsyncFd<OwnedFd>>, process: OwnedFd, pid: Pid },
+    Running {
+        socket: Arc<OwnedFd>,
+        process: OwnedFd,
+        pid: Pid,
+        /// Our ends of the sockets of keepers that wait for an order. Closing one ends its keeper.
+        waiting: Vec<OwnedFd>,
+        /// It has had an order. A program that starts only one process needs no keeper to wait.
+        used: bool,
+    },
     /// The warden could not be started.
     Failed,
     /// The host is shutting down.
@@ -400,7 +415,7 @@ enum Current {
 }
 
 impl Warden {
-    /// Starts a warden, and a new one whenever it dies. Call it inside a runtime.
+    /// Starts a warden, and a new one whenever it dies.
     pub(super) fn start(executable: &Path, descriptors: Option<libc::rlimit>) -> io::Result<Self> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         // Later wardens run the same file, even if another file takes its name.
@@ -413,18 +428,25 @@ impl Warden {
             has_orphans: AtomicBool::new(false),
         });
         let child = state.launch()?;
-        let (restarter, runtime) = (state.clone(), tokio::runtime::Handle::current());
-        thread::Builder::new().name("exec-warden".into()).spawn(move || {
-            let _inside = runtime.enter();
-            restarter.restart_until_dismissed(child);
-        })?;
+        let restarter = state.clone();
+        let restart = move || restarter.restart_until_dismissed(child);
+        thread::Builder::new().name("exec-warden".into()).spawn(restart)?;
         Ok(Self(state))
     }
 
-    /// Sends an order to the warden. The outcome is reported on the order's socket.
-    pub(super) async fn send_order(&self, order: &Order) -> io::Result<()> {
+    /// Sends an order to a keeper that waits for one, or to the warden. Returns our end of the keeper's
+    /// socket, on which the outcome is reported.
+    pub(super) async fn send_order(&self, order: &Order) -> io::Result<OwnedFd> {
+        let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
+        let fits = order.bytes.len() <= MAX_INLINE_ORDER;
+        // One that was killed cannot be sent to.
+        while fits && let Some(socket) = self.0.take_waiting() {
+            if send_message(&socket, &[IoSlice::new(&order.bytes)], &fds).is_ok() {
+                return Ok(socket);
+            }
+        }
         let mut file = None;
-        let (kind, bytes) = if order.bytes.len() <= MAX_INLINE_ORDER {
+        let (kind, bytes) = if fits {
             (INLINE, order.bytes.as_slice())
         } else {
             let memory = rustix::fs::memfd_create("exec-order", MemfdFlags::CLOEXEC)?;
@@ -434,7 +456,8 @@ impl Warden {
             file = Some(memory);
             (IN_MEMFD, &[][..])
         };
-        let mut fds: Vec<BorrowedFd<'_>> = order.descriptors.iter().map(|fd| fd.as_fd()).collect();
+        let (ours, theirs) = keeper_socket()?;
+        fds.insert(0, theirs.as_fd());
         fds.extend(file.as_ref().map(AsFd::as_fd));
         // A warden that has just died is replaced at once.
         for pause in [50, 200, 1000] {
@@ -443,16 +466,29 @@ impl Warden {
                 Current::Failed => return Err(io::Error::other("the warden is not running")),
                 Current::Dismissed => return Err(io::Error::other("the host is shutting down")),
             };
-            let sent = socket
-                .async_io(Interest::WRITABLE, |socket| send_message(socket, kind, bytes, &fds));
-            match sent.await {
+            match send_when_ready(&socket, &[IoSlice::new(&[kind]), IoSlice::new(bytes)], &fds)
+                .await
+            {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
-                sent => return sent,
+                sent => return sent.map(|()| ours),
             }
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
         Err(io::Error::other("the warden was killed"))
+    }
+
+    /// Lets the warden start a keeper that waits for an order, if too few wait; called after an order.
+    /// Without it the next start takes longer, so failures do not matter.
+    pub(super) fn add_waiting(&self) {
+        if let Current::Running { socket, waiting, used, .. } = &mut *self.0.current()
+            && std::mem::replace(used, true)
+            && waiting.len() < WAITING_KEEPERS
+            && let Ok((ours, theirs)) = keeper_socket()
+            && send_message(socket, &[IoSlice::new(&[AHEAD])], &[theirs.as_fd()]).is_ok()
+        {
+            waiting.push(ours);
+        }
     }
 
     /// Resumes the warden and its keepers if they were stopped; called when an order takes long.
@@ -483,22 +519,31 @@ impl Warden {
     }
 }
 
-/// Sends one message.
-fn send_message(
-    socket: &OwnedFd,
-    kind: u8,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
+/// Sends one message if there is room for it.
+fn send_message(socket: &OwnedFd, parts: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors to pass"));
     }
-    let (kind, flags) = ([kind], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    let parts = [IoSlice::new(&kind), IoSlice::new(bytes)];
-    rustix::io::retry_on_intr(|| sendmsg(socket, &parts, &mut ancillary, flags))?;
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| sendmsg(socket, parts, &mut ancillary, flags))?;
     Ok(())
+}
+
+/// Sends one message, once there is room for it. Only then is the socket registered with the runtime,
+/// which would otherwise wake a thread for each message that the warden reads.
+async fn send_when_ready(
+    socket: &OwnedFd,
+    parts: &[IoSlice<'_>],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    match send_message(socket, parts, fds) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        sent => return sent,
+    }
+    let socket = register(socket.try_clone()?)?;
+    socket.async_io(Interest::WRITABLE, |socket| send_message(socket, parts, fds)).await
 }
 
 impl WardenState {
@@ -506,11 +551,16 @@ impl WardenState {
         self.current.lock()
     }
 
+    /// Takes the socket of a keeper that waits for an order.
+    fn take_waiting(&self) -> Option<OwnedFd> {
+        match &mut *self.current() {
+            Current::Running { waiting, .. } => waiting.pop(),
+            Current::Failed | Current::Dismissed => None,
+        }
+    }
+
     fn launch(&self) -> io::Result<Child> {
-        let kind = SocketType::SEQPACKET;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let socket = Arc::new(register(ours)?);
+        let (ours, theirs) = keeper_socket()?;
         let mut command = Command::new(self.executable.name_after_fork());
         command
             .arg0("exec-warden")
@@ -540,7 +590,8 @@ impl WardenState {
         let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let mut current = self.current();
         if !matches!(*current, Current::Dismissed) {
-            *current = Current::Running { socket, process, pid };
+            let socket = Arc::new(ours);
+            *current = Current::Running { socket, process, pid, waiting: Vec::new(), used: false };
         }
         Ok(child)
     }
@@ -569,6 +620,10 @@ impl WardenState {
             }
             tracing::warn!("the warden has died; starting another");
             self.has_orphans.store(true, Ordering::Relaxed);
+            // Keepers that wait have no program, and end.
+            if let Current::Running { waiting, .. } = &mut *self.current() {
+                waiting.clear();
+            }
             // Do not spin if something kills it at once.
             thread::sleep(ORPHAN_POLL);
             match self.launch() {

@@ -1,6 +1,6 @@
 //! Output in a spool file.
 
-use codex_exec_host::process::{ProcessConfig, ProcessHost, StartError};
+use codex_exec_host::process::{ProcessConfig, ProcessHost, Reader, StartError};
 use codex_exec_server_protocol::process::{OnFull, ReadParams, Retain, RetainUntil};
 
 use crate::support::*;
@@ -34,7 +34,7 @@ async fn spool_is_unlinked_and_frees_its_space() {
             max_bytes: Some(50_000),
             wait_ms: Some(60_000),
         };
-        let read = handle.read(params).await.unwrap();
+        let read = handle.read(params, Reader::Subscriber).await.unwrap();
         after = read.next_seq - 1;
         for chunk in read.chunks {
             text.push_str(std::str::from_utf8(&chunk.chunk).unwrap());

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use codex_exec_host::process::{
-    Group, Launch, ProcessHandle, ProcessHost, StartError, environment,
+    Group, Launch, ProcessHandle, ProcessHost, Reader, StartError, environment,
 };
 use codex_exec_server_protocol::process::{ExecParams, ReadParams};
 
@@ -39,7 +39,7 @@ pub(crate) async fn read(handle: &ProcessHandle, after: u64) -> String {
         max_bytes: None,
         wait_ms: Some(60_000),
     };
-    let read = handle.read(params).await.unwrap();
+    let read = handle.read(params, Reader::Subscriber).await.unwrap();
     let bytes: Vec<u8> = read.chunks.iter().flat_map(|chunk| chunk.chunk.to_vec()).collect();
     String::from_utf8(bytes).unwrap()
 }

@@ -161,6 +161,16 @@ fn every_documented_example_parses() {
                             params, &message,
                         );
                     }
+                    notification::ProcessResized::NAME => {
+                        parse::<<notification::ProcessResized as Notification>::Params>(
+                            params, &message,
+                        );
+                    }
+                    notification::SessionDetached::NAME => {
+                        parse::<<notification::SessionDetached as Notification>::Params>(
+                            params, &message,
+                        );
+                    }
                     notification::NetworkPolicyDecision::NAME => {
                         parse::<<notification::NetworkPolicyDecision as Notification>::Params>(
                             params, &message,

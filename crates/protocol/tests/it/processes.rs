@@ -326,11 +326,11 @@ fn signals() {
 #[test]
 fn sizes_and_lists() {
     golden(
-        &ResizeParams { process_id: "p".into(), rows: 50, cols: 132 },
+        &ResizeParams { process_id: "p".into(), rows: 50, cols: 132, fit: None },
         r#"{"processId":"p","rows":50,"cols":132}"#,
     );
     refuses::<ResizeParams>(r#"{"processId":"p","rows":65536,"cols":1}"#);
-    golden(&ResizeResponse {}, "{}");
+    golden(&ResizeResponse { size: None }, "{}");
     golden(&ListParams {}, "{}");
     golden(&ListResponse::default(), r#"{"processes":[]}"#);
     let line = ProcessInfo {

@@ -6,7 +6,13 @@ use codex_exec_server_protocol::session::*;
 use crate::golden::{golden, reads_as, refuses};
 
 fn hello() -> InitializeParams {
-    InitializeParams { client_name: "me".into(), resume_session_id: None, detach_ttl_ms: None }
+    InitializeParams {
+        client_name: "me".into(),
+        resume_session_id: None,
+        detach_ttl_ms: None,
+        attach: None,
+        session_name: None,
+    }
 }
 
 #[test]
@@ -30,7 +36,7 @@ fn initialize_params_match_golden_json() {
 #[test]
 fn initialize_responses_of_every_revision_parse() {
     golden(&InitializeResponse::default(), "{}");
-    let session = InitializeResponse { session_id: Some("s".into()), environment_info: None };
+    let session = InitializeResponse { session_id: Some("s".into()), ..Default::default() };
     golden(&session, r#"{"sessionId":"s"}"#);
     reads_as(r#"{"sessionId":"s","environmentInfo":null,"new":1}"#, &session);
     let info = EnvironmentInfo::default();

@@ -160,10 +160,10 @@ fn params(method: Method, tree: &Tree) -> Value {
         ProcessRead => json!({"processId": "p", "afterSeq": 0, "maxBytes": 9, "waitMs": 0}),
         ProcessWrite => json!({"processId": "p", "chunk": "eA==", "writeId": "w"}),
         ProcessSignal => json!({"processId": "p", "signal": "interrupt"}),
-        ProcessTerminate => json!({"processId": "p"}),
+        ProcessTerminate | ProcessScreen => json!({"processId": "p"}),
         ProcessResize => json!({"processId": "p", "rows": 1, "cols": 1}),
         NetworkUpdateRules => json!({"processId": "p", "rules": {"domains": {"x": "allow"}}}),
-        ProcessList | EnvironmentInfo | EnvironmentStatus => json!({}),
+        ProcessList | SessionList | EnvironmentInfo | EnvironmentStatus => json!({}),
         EnvironmentConfigRead => {
             json!({"cwd": tree.path("full"), "configPaths": [["x"]], "requirementsPaths": []})
         }
@@ -269,7 +269,7 @@ async fn every_error_of_a_mutated_request_has_a_kind() {
         }
     }
     // These methods have no params.
-    let without = ["environment/info", "environment/status", "process/list"];
+    let without = ["environment/info", "environment/status", "process/list", "session/list"];
     let all: BTreeSet<_> = Method::all().map(Method::name).collect();
     let never: Vec<_> = all.difference(&refused).copied().collect();
     assert_eq!(never, without, "seed {seed}");

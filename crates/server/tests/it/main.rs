@@ -21,6 +21,7 @@ mod processes;
 mod reads;
 mod sandbox;
 mod sessions;
+mod sharing;
 mod shell_snapshots;
 mod stdin;
 mod support;

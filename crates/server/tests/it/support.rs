@@ -302,6 +302,14 @@ impl Client {
         }
     }
 
+    /// The next notification; `None` once the server has closed the connection.
+    pub(crate) async fn notification_or_end(&mut self) -> Option<Value> {
+        while self.notices.is_empty() {
+            self.receive().await?;
+        }
+        self.notices.pop_front()
+    }
+
     pub(crate) async fn start(&mut self, start: Start) -> Result<Value, ErrorResponse> {
         self.call("process/start", start.0).await
     }

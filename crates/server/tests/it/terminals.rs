@@ -32,7 +32,10 @@ async fn a_terminals_size_can_be_set_and_changed() {
     let mut all = client.until("p", "go").await;
     assert!(all.text().contains("5 7\r\n"), "{all:?}");
     let resize = json!({"processId": "p", "rows": 50, "cols": 132});
-    assert_eq!(client.call("process/resize", resize).await, Ok(json!({})));
+    assert_eq!(
+        client.call("process/resize", resize).await,
+        Ok(json!({"size": {"rows": 50, "cols": 132}}))
+    );
     client.collect_until("p", "50 132\r\nchanged", &mut all).await;
 }
 

@@ -49,14 +49,12 @@ pub(super) use stub::CLEANUP_TIMEOUT;
 /// A longer order, in bytes, is sent in a memfd.
 pub(super) const MAX_INLINE_ORDER: usize = memory::MAX_ORDER;
 
-/// Maximum descriptors that come with an order.
-pub(super) const MAX_DESCRIPTORS: usize = FIXED + 2 + stub::MAX_PASSED;
+/// Maximum descriptors that come with an order: the standard streams, the executable, `cgroup.procs`,
+/// and the passed ones.
+pub(super) const MAX_DESCRIPTORS: usize = 3 + 2 + stub::MAX_PASSED;
 
 /// How long to wait for a keeper's first report before resuming a possibly stopped warden.
 const SLOW: Duration = Duration::from_secs(1);
-
-/// The socket and the three standard streams.
-const FIXED: usize = 4;
 
 /// Limits that a process sets itself before it executes.
 #[derive(Debug, Default)]
@@ -71,13 +69,19 @@ pub(super) struct OrderLimits {
 #[derive(Debug)]
 pub(super) struct Order {
     pub bytes: Vec<u8>,
-    /// The keeper's end of the socket, the standard streams, the executable, `cgroup.procs`, the passed
-    /// descriptors.
+    /// The standard streams, the executable, `cgroup.procs`, the passed descriptors.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
+/// A socket between the server and a keeper: the server's end, which does not block, and the keeper's.
+pub(super) fn keeper_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+    let kind = SocketType::SEQPACKET;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok((ours, theirs))
+}
+
 impl Order {
-    /// Creates the order and our end of its socket.
     pub(super) fn new(
         command: &Command,
         stdio: [OwnedFd; 3],
@@ -85,7 +89,7 @@ impl Order {
         tty: bool,
         cleans_up: bool,
         confines: OrderLimits,
-    ) -> io::Result<(Self, OwnedFd)> {
+    ) -> io::Result<Self> {
         if pass.len() > stub::MAX_PASSED {
             return Err(io::Error::other("too many descriptors to pass"));
         }
@@ -98,17 +102,14 @@ impl Order {
             cgroup: cgroup.is_some(),
             open_files,
         };
-        let kind = SocketType::SEQPACKET;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let mut descriptors = vec![Arc::new(theirs)];
+        let mut descriptors = Vec::with_capacity(stdio.len() + 2 + pass.len());
         descriptors.extend(stdio.map(Arc::new));
         if let Some(executable) = executable {
             descriptors.push(Arc::new(executable.try_clone_to_owned()?));
         }
         descriptors.extend(cgroup);
         descriptors.extend(pass);
-        Ok((Self { bytes: order::write(command, flags), descriptors }, ours))
+        Ok(Self { bytes: order::write(command, flags), descriptors })
     }
 }
 
@@ -197,41 +198,41 @@ impl UnstartedKeeper {
     }
 
     /// Starts a keeper that executes the order. The descriptors are those of [`Order`]; the caller may
-    /// close them afterwards.
+    /// close them, and the socket, afterwards.
     pub(super) fn start(
         mut self,
         location: OrderLocation,
+        socket: &impl AsRawFd,
         descriptors: &[impl AsRawFd],
     ) -> Result<RunningKeeper, Errno> {
         let mut long = None;
-        let opened = match location {
+        let order = match location {
             OrderLocation::Inline(len) => self.0.order().get_mut(..len).and_then(order::open),
             OrderLocation::Separate(memory) => order::open(long.insert(memory).bytes()),
         };
-        let opened = opened.ok_or(Errno::INVAL)?;
-        let mut numbers = descriptors.iter().map(AsRawFd::as_raw_fd);
-        let mut next = || numbers.next().ok_or(Errno::BADF);
-        let socket = next()?;
-        let stdio = [next()?, next()?, next()?];
-        let executable = if opened.flags.executable { next()? } else { -1 };
-        let cgroup = if opened.flags.cgroup { next()? } else { -1 };
-        let mut pass = [-1; stub::MAX_PASSED];
-        let mut passed = 0;
-        for fd in numbers {
-            *pass.get_mut(passed).ok_or(Errno::TOOBIG)? = fd;
-            passed += 1;
-        }
+        let descriptors = descriptors.iter().map(AsRawFd::as_raw_fd);
+        let accepted = stub::AcceptedOrder::new(order.ok_or(Errno::INVAL)?, descriptors)?;
+        self.launch(Some(accepted), socket, long)
+    }
+
+    /// Starts a keeper that waits on the socket for its order.
+    pub(super) fn start_waiting(self, socket: &impl AsRawFd) -> Result<RunningKeeper, Errno> {
+        self.launch(None, socket, None)
+    }
+
+    fn launch(
+        mut self,
+        accepted: Option<stub::AcceptedOrder>,
+        socket: &impl AsRawFd,
+        long: Option<LongOrder>,
+    ) -> Result<RunningKeeper, Errno> {
         let state = stub::KeeperState {
-            order: opened,
-            stdio,
-            pass,
-            passed,
-            executable,
-            cgroup,
-            socket,
+            accepted,
+            order_memory: &raw mut *self.0.order(),
+            socket: socket.as_raw_fd(),
             process_stack: self.0.process_stack(),
             start_only: self.0.start_only(),
-            cleans_up: AtomicBool::new(opened.flags.cleans_up),
+            cleans_up: AtomicBool::new(accepted.is_some_and(|accepted| accepted.cleans_up())),
             root: AtomicI32::new(0),
             can_be_stopped: AtomicBool::new(false),
             failed: None,

@@ -7,34 +7,39 @@
 //!
 //! The keeper, in order:
 //! 1. asks to be resumed when its parent dies, which may have stopped it; gets its own session and
-//!    group; becomes the subreaper of everything below it;
-//! 2. starts the process, and waits until it has executed its program or failed;
-//! 3. reports which, and closes every descriptor but the socket to the server;
-//! 4. reaps, reports the program's exit, handles messages of the server;
-//! 5. ends when no descendant is left. If the server says so or is gone, kills what is left, and ends.
+//!    group; becomes the subreaper of everything below it; resets every signal to its default;
+//! 2. if it was started ahead of its order: closes every descriptor but the socket to the server, and
+//!    waits for the order there; ends if the server is gone;
+//! 3. starts the process, and waits until it has executed its program or failed;
+//! 4. reports which, and closes every descriptor but the socket to the server;
+//! 5. reaps, reports the program's exit, handles messages of the server;
+//! 6. ends when no descendant is left. If the server says so or is gone, kills what is left, and ends.
 //!    It has descriptors even if the server has used up its own.
 //!
 //! The process, before `execve`, in order:
-//! 1. resets every signal to its default; gets its own session and process group;
+//! 1. gets its own session and process group;
 //! 2. asks to be killed when the keeper dies; with limits, enters its control group;
 //! 3. puts descriptors 0, 1, 2 and the passed ones in place, and closes all others;
 //! 4. with a terminal: makes it the controlling terminal;
 //! 5. enters the working directory; unblocks all signals; limits its open files; calls `execve`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
+use super::MAX_DESCRIPTORS;
 use super::memory::Span;
 use super::message::{Control, LENGTH, Report, Used};
-use super::order::OpenedOrder;
+use super::order::{self, OpenedOrder};
 use super::syscall::call;
 
 /// How long a program may clean up after the server is gone: much longer than it takes on a busy
@@ -65,17 +70,51 @@ pub(super) const STEPS: [&str; 9] = [
 pub(super) const CWD: &str = "working directory";
 pub(super) const EXEC: &str = "execve";
 
+/// An order that was read, with the descriptors that came with it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AcceptedOrder {
+    order: OpenedOrder,
+    stdio: [RawFd; 3],
+    pass: [RawFd; MAX_PASSED],
+    passed: usize,
+    /// Executed instead of the files, unless negative.
+    executable: RawFd,
+    /// `cgroup.procs` of the group that the process enters, unless negative.
+    cgroup: RawFd,
+}
+
+impl AcceptedOrder {
+    /// Gives the descriptors their meaning, in the order of [`Order`](super::Order).
+    pub(super) fn new(
+        order: OpenedOrder,
+        mut descriptors: impl Iterator<Item = RawFd>,
+    ) -> Result<Self, Errno> {
+        let mut next = || descriptors.next().ok_or(Errno::BADF);
+        let stdio = [next()?, next()?, next()?];
+        let executable = if order.flags.executable { next()? } else { -1 };
+        let cgroup = if order.flags.cgroup { next()? } else { -1 };
+        let mut pass = [-1; MAX_PASSED];
+        let mut passed = 0;
+        for fd in descriptors {
+            *pass.get_mut(passed).ok_or(Errno::TOOBIG)? = fd;
+            passed += 1;
+        }
+        Ok(Self { order, stdio, pass, passed, executable, cgroup })
+    }
+
+    /// Whether the program must clean up before it exits.
+    pub(super) fn cleans_up(&self) -> bool {
+        self.order.flags.cleans_up
+    }
+}
+
 /// Memory shared by a keeper, its process and their parent.
 #[derive(Debug)]
 pub(super) struct KeeperState {
-    pub order: OpenedOrder,
-    pub stdio: [RawFd; 3],
-    pub pass: [RawFd; MAX_PASSED],
-    pub passed: usize,
-    /// Executed instead of the files, unless negative.
-    pub executable: RawFd,
-    /// `cgroup.procs` of the group that the process enters, unless negative.
-    pub cgroup: RawFd,
+    /// What to start; `None` until the keeper has received it.
+    pub accepted: Option<AcceptedOrder>,
+    /// Where the keeper receives its order, if it was started ahead of it.
+    pub order_memory: *mut [u8],
     /// The socket to the server.
     pub socket: RawFd,
     pub process_stack: *mut c_void,
@@ -160,27 +199,32 @@ extern "C" fn keeper(state: *mut c_void) -> c_int {
     // SAFETY: takes nothing.
     let _ = unsafe { call(libc::SYS_setsid, []) };
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    // SAFETY: system calls; whether a handler was set does not matter to what is blocked.
-    unsafe { default_signal(libc::SIGCHLD) };
-    // SAFETY: `start` was promised that the state is ours; the process's stack is its own part of the
-    // memory; CLONE_VFORK suspends this process until the other has executed or exited.
+    // The process inherits these. All signals are blocked here, so it does not matter to this process.
+    // SAFETY: our own table of handlers.
+    unsafe { (1..=SIGNALS).for_each(|signal| default_signal(signal)) };
+    // SAFETY: `start` was promised that the state is ours until this process has ended.
+    let accepted = match unsafe { &mut *state } {
+        KeeperState { accepted: Some(_), .. } => Ok(true),
+        waiting => wait_for_order(waiting),
+    };
+    // SAFETY: as above.
     let pid = unsafe {
-        libc::clone(
-            process,
-            (*state).process_stack,
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            state.cast::<c_void>(),
-        )
+        match accepted {
+            Ok(true) => start_process(state),
+            // The server is gone, or needs no more keepers.
+            Ok(false) => exit(),
+            Err(errno) => Err(errno),
+        }
     };
     // SAFETY: the process has gone or executed; nothing else writes here.
     let state = unsafe { &mut *state };
     // SAFETY: our own copy of that descriptor, open until this process ends.
     let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
-    let failed = match Pid::from_raw(pid.max(0)) {
-        None => Some((0, errno())),
-        Some(_) => state.failed,
+    let failed = match pid {
+        Err(errno) => Some((0, errno)),
+        Ok(_) => state.failed,
     };
-    if let (Some(root), None) = (Pid::from_raw(pid.max(0)), failed) {
+    if let (Ok(root), None) = (pid, failed) {
         send_report(socket, Report::Started { root, keeper: rustix::process::getpid() });
         // SAFETY: nothing else of our own copies is used any more, and no memory of the start.
         unsafe {
@@ -193,9 +237,65 @@ extern "C" fn keeper(state: *mut c_void) -> c_int {
         let _ = rustix::process::wait(WaitOptions::empty());
         send_report(socket, Report::Failed { step, errno: errno.raw_os_error() });
     }
-    // SAFETY: leaves without destructors or exit handlers, which belong to the parent.
-    let _ = unsafe { call(libc::SYS_exit_group, [0]) };
-    0
+    exit()
+}
+
+/// Ends the keeper, without destructors or exit handlers, which belong to the parent.
+fn exit() -> ! {
+    loop {
+        // SAFETY: takes a number, and does not return.
+        let _ = unsafe { call(libc::SYS_exit_group, [0]) };
+    }
+}
+
+/// Receives the order of a keeper that was started ahead of it. False if there will be none.
+fn wait_for_order(state: &mut KeeperState) -> Result<bool, Errno> {
+    // SAFETY: nothing of the parent's descriptors is used here. A copy of its end of a socket would keep
+    // that open after the parent's death.
+    unsafe { close_around(0, state.socket) };
+    // SAFETY: our own copy of that descriptor, open until this process ends.
+    let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
+    // SAFETY: a part of the memory of this keeper, which nothing else uses until it has ended.
+    let memory = unsafe { &mut *state.order_memory };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(memory)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let len = match rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut parts, &mut ancillary, flags)
+    }) {
+        Ok(received) if received.bytes > 0 => received.bytes,
+        Ok(_) | Err(_) => return Ok(false),
+    };
+    let order = memory.get_mut(..len).and_then(order::open).ok_or(Errno::INVAL)?;
+    let descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    // They stay open until the process has its copies; `keeper` closes them.
+    let descriptors = descriptors.flatten().map(IntoRawFd::into_raw_fd);
+    let accepted = AcceptedOrder::new(order, descriptors)?;
+    state.cleans_up.store(accepted.cleans_up(), Ordering::Relaxed);
+    state.accepted = Some(accepted);
+    Ok(true)
+}
+
+/// Starts the process, and waits until it has executed its program or exited.
+///
+/// # Safety
+/// The state must be the caller's own, with an accepted order.
+unsafe fn start_process(state: *mut KeeperState) -> Result<Pid, Errno> {
+    // SAFETY: the caller's promise; the process's stack is its own part of the memory; CLONE_VFORK
+    // suspends this process until the other has executed or exited.
+    let pid = unsafe {
+        libc::clone(
+            process,
+            (*state).process_stack,
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+            state.cast::<c_void>(),
+        )
+    };
+    Pid::from_raw(pid.max(0)).ok_or_else(errno)
 }
 
 /// Reaps and reports until no descendant is left.
@@ -403,7 +503,12 @@ fn kill_listed(path: &CStr) -> Result<(), Errno> {
 extern "C" fn process(state: *mut c_void) -> c_int {
     let state = state.cast::<KeeperState>();
     // SAFETY: the keeper passes its state, and is suspended while we use it.
-    let failed = unsafe { run(&*state) };
+    let failed = unsafe {
+        match &(*state).accepted {
+            Some(accepted) => run(accepted),
+            None => (0, Errno::INVAL),
+        }
+    };
     // SAFETY: as above.
     unsafe { (*state).failed = Some(failed) };
     // SAFETY: leaves without destructors or exit handlers.
@@ -415,14 +520,11 @@ extern "C" fn process(state: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Call it in the process only.
-unsafe fn run(state: &KeeperState) -> (i32, Errno) {
-    // SAFETY: every call below is a bare system call on values of the state, which are valid for its
+unsafe fn run(accepted: &AcceptedOrder) -> (i32, Errno) {
+    // SAFETY: every call below is a bare system call on values of the order, which are valid for its
     // lifetime: open descriptors, NUL-terminated strings, NULL-terminated arrays of them.
     unsafe {
         let keeper = libc::getppid();
-        for signal in 1..=SIGNALS {
-            default_signal(signal);
-        }
         if let Err(errno) = call(libc::SYS_setsid, []) {
             return (1, errno);
         }
@@ -434,31 +536,31 @@ unsafe fn run(state: &KeeperState) -> (i32, Errno) {
         if libc::getppid() != keeper {
             return (2, Errno::SRCH);
         }
-        if state.cgroup >= 0 {
+        if accepted.cgroup >= 0 {
             let zero = c"0".as_ptr().addr();
-            if let Err(errno) = call(libc::SYS_write, [state.cgroup as usize, zero, 1]) {
+            if let Err(errno) = call(libc::SYS_write, [accepted.cgroup as usize, zero, 1]) {
                 return (7, errno);
             }
         }
-        let executable = match place_descriptors(state) {
+        let executable = match place_descriptors(accepted) {
             Ok(executable) => executable,
             Err(errno) => return (3, errno),
         };
-        if state.order.flags.tty
+        if accepted.order.flags.tty
             && let Err(errno) = call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0])
         {
             return (4, errno);
         }
-        if let Err(errno) = call(libc::SYS_chdir, [state.order.cwd.addr()]) {
+        if let Err(errno) = call(libc::SYS_chdir, [accepted.order.cwd.addr()]) {
             return (5, errno);
         }
         let none = 0_u64;
         let (set, len) = ((&raw const none).addr(), size_of::<u64>());
         let _ = call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, len]);
-        if let Err(errno) = limit_open_files(state.order.flags.open_files) {
+        if let Err(errno) = limit_open_files(accepted.order.flags.open_files) {
             return (8, errno);
         }
-        (6, execute(state, executable))
+        (6, execute(accepted, executable))
     }
 }
 
@@ -504,9 +606,9 @@ unsafe fn default_signal(signal: c_int) {
 ///
 /// # Safety
 /// Call it in the process only.
-unsafe fn place_descriptors(state: &KeeperState) -> Result<RawFd, Errno> {
-    let end = state.stdio.len() + state.passed;
-    let sources = || state.stdio.iter().chain(state.pass.iter().take(state.passed));
+unsafe fn place_descriptors(accepted: &AcceptedOrder) -> Result<RawFd, Errno> {
+    let end = accepted.stdio.len() + accepted.passed;
+    let sources = || accepted.stdio.iter().chain(accepted.pass.iter().take(accepted.passed));
     let above = libc::F_DUPFD_CLOEXEC as usize;
     let mut moved = [0; 3 + MAX_PASSED];
     // SAFETY: system calls on descriptors of the process's own table. First all of them above the
@@ -515,7 +617,7 @@ unsafe fn place_descriptors(state: &KeeperState) -> Result<RawFd, Errno> {
         for (moved, &fd) in moved.iter_mut().zip(sources()) {
             *moved = call(libc::SYS_fcntl, [fd as usize, above, end])?;
         }
-        let executable = match state.executable {
+        let executable = match accepted.executable {
             ..0 => None,
             fd => Some(call(libc::SYS_fcntl, [fd as usize, above, end])? as RawFd),
         };
@@ -567,10 +669,10 @@ unsafe fn close(first: c_int, last: c_int) {
 ///
 /// # Safety
 /// Call it in the process only.
-unsafe fn execute(state: &KeeperState, executable: RawFd) -> Errno {
-    let OpenedOrder { files, count, argv, env, .. } = state.order;
-    // SAFETY: NUL-terminated strings, NULL-terminated arrays and an open descriptor, which the state
-    // keeps alive.
+unsafe fn execute(accepted: &AcceptedOrder, executable: RawFd) -> Errno {
+    let OpenedOrder { files, count, argv, env, .. } = accepted.order;
+    // SAFETY: NUL-terminated strings, NULL-terminated arrays and an open descriptor, which the
+    // order keeps alive.
     unsafe {
         if executable >= 0 {
             let (name, flags) = (c"".as_ptr().addr(), libc::AT_EMPTY_PATH as usize);
