@@ -200,7 +200,7 @@ impl Actor {
     }
 
     /// Runs until the process is forgotten.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(mut self: Box<Self>) {
         loop {
             self.close_if_done();
             self.deliver_ready();
@@ -712,7 +712,7 @@ impl Actor {
     /// The mailbox stays open until that is done, because callers wait for the process by waiting for
     /// its mailbox. Commands that arrive meanwhile get the reply of an unknown process: their reply
     /// channels are dropped.
-    async fn end(mut self) {
+    async fn end(mut self: Box<Self>) {
         if !self.closed {
             self.parts.child.kill().await;
             if self.exit.is_none() {
