@@ -49,16 +49,15 @@ mod socket;
 mod store;
 mod table;
 mod ticket;
-mod tls;
 mod token;
 mod token_cache;
 mod wire;
 
+pub use codex_exec_rpc::TlsError;
 pub use config::{Clock, Config, PublicUrl, PublicUrlError};
 pub use file_store::TokenFile;
 pub use nats::{NatsOptions, NatsServers, NatsServersError};
 pub use secret::{Secret, SigningKey};
 pub use service::{ServeError, ServeOptions, Service, StoreOptions, serve};
 pub use store::{FileStore, NatsStore, NatsTokens, Registration, Store, StoreError, TokenStore};
-pub use tls::TlsError;
 pub use token::{Right, Scope, TokenRecord, UnknownRight};

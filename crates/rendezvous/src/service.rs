@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use codex_exec_rpc::disable_pacing_on_loopback;
+use codex_exec_rpc::{TlsError, TlsFiles, disable_pacing_on_loopback};
 use futures_util::FutureExt;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -33,7 +33,6 @@ use crate::nats::NatsOptions;
 use crate::registry::Registry;
 use crate::socket::GOING_AWAY;
 use crate::store::{FileStore, NatsStore, Store, StoreError};
-use crate::tls::{self, TlsError};
 
 /// A registry and rendezvous. Clones are the same service.
 #[derive(Debug, Clone)]
@@ -274,6 +273,11 @@ pub enum ServeError {
 /// Descriptors that are not for clients: files, NATS, the listener.
 const RESERVED_DESCRIPTORS: usize = 64;
 
+fn tls_acceptor((certificate, key): (PathBuf, PathBuf)) -> Result<TlsAcceptor, TlsError> {
+    let files = TlsFiles { certificate, key, client_authorities: None };
+    Ok(TlsAcceptor::from(files.server_config()?))
+}
+
 /// Raises the limit of open files as far as the system allows; returns it.
 fn raise_descriptor_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
@@ -300,7 +304,7 @@ pub async fn serve(
         );
         config.connections = limit;
     }
-    let tls = tls.map(|(cert, key)| tls::acceptor(&cert, &key)).transpose()?;
+    let tls = tls.map(tls_acceptor).transpose()?;
     let store = store.open(&config).await?;
     let bind = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(bind)?;

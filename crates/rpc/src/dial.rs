@@ -17,7 +17,7 @@ use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tokio_websockets::{
     ClientBuilder, Error as WebsocketError, Limits, MaybeTlsStream, WebSocketStream, upgrade,
@@ -28,6 +28,7 @@ use crate::loopback::disable_pacing_on_loopback;
 use crate::net_stream::NetStream;
 use crate::proxy::{Proxies, Proxy};
 use crate::socket::websocket_config;
+use crate::tls::{self, TlsError};
 use crate::websocket::websocket_limits;
 
 /// The variable with the name of a PEM file: certificate authorities to trust besides the system's.
@@ -272,20 +273,12 @@ pub fn tls_from_roots(
 /// A TLS configuration that trusts what the system and `CODEX_CA_CERTIFICATE` name, and shows the server the
 /// certificate and its chain in one PEM file, with the key in another.
 pub fn tls_with_identity(certificate: &Path, key: &Path) -> Result<Arc<ClientConfig>, String> {
-    let unreadable = |path: &Path, error: &dyn fmt::Display| {
-        format!("cannot read {} as PEM: {error}", path.display())
-    };
-    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain: Vec<_> = chain.map_err(|error| unreadable(certificate, &error))?;
-    if chain.is_empty() {
-        return Err(format!("{} contains no certificate", certificate.display()));
-    }
-    let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+    let chain = tls::certificates(certificate).map_err(|error| error.to_string())?;
+    let key = tls::private_key(key).map_err(|error| error.to_string())?;
     let roots = roots_with(std::env::var_os(CA_VARIABLE).as_deref())?;
     let builder = client_config(roots).map_err(|error| error.to_string())?;
     let config = builder.with_client_auth_cert(chain, key);
-    let unusable = |error: rustls::Error| format!("cannot use {}: {error}", certificate.display());
-    config.map(Arc::new).map_err(unusable)
+    config.map(Arc::new).map_err(|error| TlsError::unusable(certificate, &error).to_string())
 }
 
 fn client_config(

@@ -26,6 +26,7 @@ mod pending;
 mod proxy;
 mod secret;
 pub mod socket;
+mod tls;
 mod upgrade;
 mod websocket;
 
@@ -49,5 +50,6 @@ pub use pending::{CallError, OnResponse, Pending};
 pub use proxy::{Proxies, Proxy};
 pub use secret::Secret;
 pub use socket::websocket_config;
+pub use tls::{TlsError, TlsFiles};
 pub use upgrade::websocket_accept;
 pub use websocket::websocket_limits;

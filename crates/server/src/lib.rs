@@ -64,7 +64,7 @@ pub use remote::{
 pub use run::{ExecServerRuntimePaths, Listening, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
 pub use service_manager::{InheritedSocket, ServiceNotifier};
-pub use tls::{TlsError, TlsFiles};
+pub use tls::ListenerTlsError;
 
 // The types of the configuration's fields, and the connections that a server serves.
 pub use codex_exec_host::environment::EnvironmentPlaces;
@@ -72,5 +72,7 @@ pub use codex_exec_host::files::FilesConfig;
 pub use codex_exec_host::main_if_reentered;
 pub use codex_exec_host::process::{Lifeline, NEVER_INHERITED, NEVER_PASSED_ON, ProcessConfig};
 pub use codex_exec_host::sandbox::OwnFiles;
-pub use codex_exec_rpc::{Connection, ConnectionConfig, KeepAlive, OutboundConfig};
+pub use codex_exec_rpc::{
+    Connection, ConnectionConfig, KeepAlive, OutboundConfig, TlsError, TlsFiles,
+};
 pub use codex_exec_server_protocol::{Assurance, DecodeLimits};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use codex_exec_host::process::Lifeline;
-use codex_exec_rpc::Connection;
+use codex_exec_rpc::{Connection, TlsFiles};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::auth::WebSocketAuth;
@@ -14,7 +14,7 @@ use crate::listen_url::ListenUrl;
 use crate::listener::WebSocketListener;
 use crate::server::Server;
 use crate::service_manager::{InheritedSocket, ServiceNotifier};
-use crate::tls::{Tls, TlsError, TlsFiles};
+use crate::tls::{ListenerTlsError, Tls};
 
 /// Where a server program listens, and for whom.
 #[derive(Debug, Default)]
@@ -129,7 +129,7 @@ pub enum RunError {
     },
     /// The certificate cannot be used.
     #[error(transparent)]
-    Tls(#[from] TlsError),
+    Tls(#[from] ListenerTlsError),
     /// The server cannot be set up, for example because the system gives no more threads.
     #[error("cannot set up the server: {0}")]
     Setup(#[source] io::Error),
