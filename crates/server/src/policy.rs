@@ -114,12 +114,7 @@ impl OperatorPolicy {
                     true => FileSystemPath::Special { value: SpecialPath::Root },
                     false => FileSystemPath::Path { path: uri },
                 };
-                let mut entry = FileSystemEntry::new(path, access);
-                if access == AccessMode::Read {
-                    entry.missing_path_behavior =
-                        Some(codex_exec_server_protocol::MissingPathBehavior::Skip);
-                }
-                entries.push(entry);
+                entries.push(FileSystemEntry::new(path, access));
             }
         }
         let network = match self.network {

@@ -1,7 +1,8 @@
 //! The ceiling: a policy of the server's operator, which no other exceeds.
 //!
-//! Invariant: under a ceiling every path has at most the access that the ceiling gives it. Both policies are
-//! resolved to link-free paths first, so no name leads around it.
+//! Invariant: under a ceiling every file has at most the access that the ceiling gives it. Both policies are
+//! resolved first, each by itself: neither a link, nor a second mount, nor an entry of the request leads
+//! around the ceiling.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -81,6 +82,8 @@ pub(super) fn intersect(mut request: ResolvedPolicy, most: ResolvedPolicy) -> Re
     }
     request.regions = regions.into_iter().collect();
     request.protected.extend(most.protected);
+    request.pinned_links.extend(most.pinned_links);
+    request.pinned_directories.extend(most.pinned_directories);
     request.missing_roots.extend(most.missing_roots);
     request.host_devices = false;
     request

@@ -254,81 +254,27 @@ pub fn resolve(
             limit: limits.entries,
         });
     }
-    let mut resolving = Resolving::new(facts, network, file_system.entries.len());
     let cwd = context.cwd.as_ref().map(PathUri::as_path).or(around.cwd);
     let roots: Vec<&Path> = if context.project_root_is_cwd {
         cwd.into_iter().collect()
     } else {
         context.workspace_roots.iter().map(PathUri::as_path).collect()
     };
-    let globs = resolving.entries(file_system, cwd, &roots, around.tmpdir)?;
-    resolving.policy.host_devices = grants_everything(file_system);
-    if let Some(ceiling) = server.ceiling {
-        resolving.lower(&ceiling::entries(ceiling))?;
-    }
-    let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
-    let base = resolving.glob_base(&globs, cwd);
     let mounts = facts.mounts().map_err(|error| PolicyError::Mounts(error.to_string()))?;
     let mount_table = alias::MountTable::new(&mounts);
-    let mut unlistable = Vec::new();
-    if !globs.is_empty() {
-        let granted = resolving.granted(&mount_table);
-        let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
-        let found = expand::expand(&globs, base, own_depth, &granted, limits, resolver)?;
-        for path in found.matches {
-            resolving.pattern_match(&path);
-        }
-        for path in found.unlistable {
-            // No entry and no pattern means this directory itself: as metadata it is still protected.
-            if resolving.policy.access.named(&path).is_none() {
-                unlistable.push(path.clone());
-            }
-            resolving.pattern_match(&path);
-        }
-        resolving.traces.extend(found.traces);
-        resolving.policy.globs_truncated = found.truncated;
+    let tables = Tables { mounts: &mounts, mount_table: &mount_table, limits, server };
+    let asked = Entries { file_system, cwd, roots: &roots, tmpdir: around.tmpdir };
+    let resolving = Resolving::new(Resolver::new(facts), network, file_system.entries.len());
+    let (mut resolver, mut policy) = asked.resolve(resolving, tables)?;
+    policy.host_devices = grants_everything(file_system);
+    if let Some(ceiling) = server.ceiling {
+        let file_system = &ceiling::entries(ceiling);
+        let permitted = Entries { file_system, cwd: None, roots: &[], tmpdir: None };
+        let resolving = Resolving::new(resolver, network, file_system.entries.len());
+        let most;
+        (resolver, most) = permitted.resolve(resolving, tables)?;
+        policy = ceiling::intersect(policy, most);
     }
-    resolving.refuse_processes(&mounts)?;
-    resolving.sandbox_trees();
-    resolving.own_files(&server.own_files.denied, AccessMode::Deny);
-    resolving.own_files(&server.own_files.read_only, AccessMode::Read);
-    let Resolving { mut resolver, mut policy, mut traces, mut server_files } = resolving;
-    let roots: Vec<PathBuf> = roots
-        .iter()
-        .filter_map(|root| match resolver.resolve(root) {
-            // Cached, because it may have to be pinned.
-            ResolvedPath::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
-            _ => None,
-        })
-        .collect();
-    merge(&mut policy.regions);
-    alias::merge_aliased_entries(
-        &mut policy,
-        &mut resolver,
-        &mut traces,
-        &mut server_files,
-        &mount_table,
-    )?;
-    merge(&mut policy.regions);
-    let mut workspaces = roots;
-    workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, &mount_table));
-    let mut unnamed = unlistable;
-    unnamed.extend_from_slice(&server_files.unnamed);
-    let metadata =
-        metadata::protect(&mut policy, &workspaces, &unnamed, &mut resolver, &mut traces)?;
-    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
-    traces.clear();
-    alias::add_aliases(
-        &mut policy,
-        &mut resolver,
-        &mut traces,
-        &mounts,
-        &mount_table,
-        &metadata,
-        &server_files,
-    )?;
-    alias::drop_metadata_in_denied(&mut policy, &metadata, &server_files);
-    path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
     // A missing name needs protection only where it could be created; a link or a directory only where
     // it could be replaced.
     let access = &policy.access;
@@ -343,6 +289,113 @@ pub fn resolve(
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
 }
 
+/// What entries are resolved against, the same for a request and for the ceiling.
+#[derive(Clone, Copy)]
+struct Tables<'a> {
+    mounts: &'a [Mount],
+    mount_table: &'a alias::MountTable<'a>,
+    limits: &'a Limits,
+    server: ServerState<'a>,
+}
+
+/// The entries of a policy, and what their special paths mean.
+struct Entries<'a> {
+    file_system: &'a RestrictedFileSystem,
+    cwd: Option<&'a Path>,
+    roots: &'a [&'a Path],
+    tmpdir: Option<&'a OsStr>,
+}
+
+impl Entries<'_> {
+    /// Decides on every path, by these entries alone: which of them decides on a file that is mounted twice,
+    /// what is protected as metadata, and whether a process could have created a link, does not depend on
+    /// the entries of another policy.
+    fn resolve<'a>(
+        &self,
+        mut resolving: Resolving<'a>,
+        tables: Tables<'_>,
+    ) -> Result<(Resolver<'a>, ResolvedPolicy), PolicyError> {
+        let Tables { mounts, mount_table, limits, server } = tables;
+        let (file_system, cwd) = (self.file_system, self.cwd);
+        let globs = resolving.entries(file_system, cwd, self.roots, self.tmpdir)?;
+        let own_depth = file_system.glob_scan_max_depth.map(|depth| depth.get() as usize);
+        let base = resolving.glob_base(&globs, cwd);
+        let mut unlistable = Vec::new();
+        if !globs.is_empty() {
+            let granted = resolving.granted(mount_table);
+            let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
+            let found = expand::expand(&globs, base, own_depth, &granted, limits, resolver)?;
+            for path in found.matches {
+                resolving.pattern_match(&path);
+            }
+            for path in found.unlistable {
+                // No entry and no pattern means this directory itself: as metadata it is still protected.
+                if resolving.policy.access.named(&path).is_none() {
+                    unlistable.push(path.clone());
+                }
+                resolving.pattern_match(&path);
+            }
+            resolving.traces.extend(found.traces);
+            resolving.policy.globs_truncated = found.truncated;
+        }
+        resolving.refuse_processes(mounts)?;
+        resolving.sandbox_trees();
+        resolving.own_files(&server.own_files.denied, AccessMode::Deny);
+        resolving.own_files(&server.own_files.read_only, AccessMode::Read);
+        let Resolving { mut resolver, mut policy, mut traces, mut server_files } = resolving;
+        let roots: Vec<PathBuf> = self
+            .roots
+            .iter()
+            .filter_map(|root| match resolver.resolve(root) {
+                // Cached, because it may have to be pinned.
+                ResolvedPath::Found(path, _) => resolver.lookup(&path).is_ok().then_some(path),
+                _ => None,
+            })
+            .collect();
+        merge(&mut policy.regions);
+        alias::merge_aliased_entries(
+            &mut policy,
+            &mut resolver,
+            &mut traces,
+            &mut server_files,
+            mount_table,
+        )?;
+        merge(&mut policy.regions);
+        let mut workspaces = roots;
+        workspaces.extend(alias::writable_names(&workspaces, &policy, &mut resolver, mount_table));
+        let mut unnamed = unlistable;
+        unnamed.extend_from_slice(&server_files.unnamed);
+        let metadata =
+            metadata::protect(&mut policy, &workspaces, &unnamed, &mut resolver, &mut traces)?;
+        path_trace::check(
+            &traces,
+            &mut policy,
+            server.writable_history,
+            &mut resolver,
+            mount_table,
+        )?;
+        traces.clear();
+        alias::add_aliases(
+            &mut policy,
+            &mut resolver,
+            &mut traces,
+            mounts,
+            mount_table,
+            &metadata,
+            &server_files,
+        )?;
+        alias::drop_metadata_in_denied(&mut policy, &metadata, &server_files);
+        path_trace::check(
+            &traces,
+            &mut policy,
+            server.writable_history,
+            &mut resolver,
+            mount_table,
+        )?;
+        Ok((resolver, policy))
+    }
+}
+
 /// Whether the entries let everything be written, and nothing else: that restricts no path, whatever more
 /// of them say that something may be written.
 fn grants_everything(file_system: &RestrictedFileSystem) -> bool {
@@ -355,7 +408,7 @@ fn grants_everything(file_system: &RestrictedFileSystem) -> bool {
 /// A policy that restricts only the network: everything is writable except the server's credentials.
 /// Missing ones need no protection, since there is nothing to read.
 fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, PolicyError> {
-    let mut resolving = Resolving::new(facts, NetworkPolicy::Restricted, 1);
+    let mut resolving = Resolving::new(Resolver::new(facts), NetworkPolicy::Restricted, 1);
     let ResolvedPath::Found(root, node) = resolving.resolver.resolve(Path::new("/")) else {
         return Err(PolicyError::Unreachable {
             name: "/".into(),
@@ -414,9 +467,9 @@ fn merge(regions: &mut Vec<(PathBuf, Region)>) {
 }
 
 impl<'a> Resolving<'a> {
-    fn new(facts: &'a dyn Facts, network: NetworkPolicy, entries: usize) -> Self {
+    fn new(resolver: Resolver<'a>, network: NetworkPolicy, entries: usize) -> Self {
         Self {
-            resolver: Resolver::new(facts),
+            resolver,
             policy: ResolvedPolicy::empty(network, entries),
             traces: Vec::new(),
             server_files: ServerFiles::default(),
@@ -483,20 +536,6 @@ impl<'a> Resolving<'a> {
             }
         }
         Ok(globs)
-    }
-
-    /// Takes away what the entries of a ceiling do not permit.
-    fn lower(&mut self, ceiling: &RestrictedFileSystem) -> Result<(), PolicyError> {
-        let empty = || ResolvedPolicy::empty(self.policy.network, ceiling.entries.len());
-        let (empty, other) = (empty(), empty());
-        let request = std::mem::replace(&mut self.policy, empty);
-        let globs = self.entries(ceiling, None, &[], None)?;
-        if let Some(glob) = globs.first() {
-            return Err(PolicyError::GlobAllows(format!("{glob:?}")));
-        }
-        let most = std::mem::replace(&mut self.policy, other);
-        self.policy = ceiling::intersect(request, most);
-        Ok(())
     }
 
     fn entry(&mut self, path: &Path, access: AccessMode, skip_missing: bool) {

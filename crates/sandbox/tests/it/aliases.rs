@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use codex_exec_server_protocol::{AccessMode, FileSystemEntry};
+use codex_exec_server_protocol::{AccessMode, FileSystemEntry, SandboxContext};
 use codex_linux_sandbox::decide::facts::{Facts, Identity, Mount, Node, NodeKind};
 use codex_linux_sandbox::decide::glob::Glob;
 use codex_linux_sandbox::decide::policy::{
@@ -236,13 +236,23 @@ fn decides(leading: impl Iterator<Item = (usize, AccessMode)>) -> Option<AccessM
     leading.max_by_key(|(length, access)| (*length, order(*access))).map(|(_, access)| access)
 }
 
+fn as_entry((path, access): &(PathBuf, AccessMode)) -> FileSystemEntry {
+    match path.to_str().unwrap() {
+        "/" => root(*access),
+        path => path_entry(path, *access),
+    }
+}
+
 impl Case {
     fn resolved(&self) -> Result<ResolvedPolicy, PolicyError> {
-        let entry = |(path, access): &(PathBuf, AccessMode)| match path.to_str().unwrap() {
-            "/" => root(*access),
-            path => path_entry(path, *access),
-        };
-        let mut entries: Vec<FileSystemEntry> = self.entries.iter().map(entry).collect();
+        self.resolved_below(None)
+    }
+
+    fn resolved_below(
+        &self,
+        ceiling: Option<&SandboxContext>,
+    ) -> Result<ResolvedPolicy, PolicyError> {
+        let mut entries: Vec<FileSystemEntry> = self.entries.iter().map(as_entry).collect();
         entries.extend(self.patterns.iter().map(|pattern| glob(pattern)));
         let mut asked = context(entries);
         asked.cwd = Some("/c".parse().unwrap());
@@ -253,8 +263,7 @@ impl Case {
         };
         let own = OwnFiles { denied: own(AccessMode::Deny), read_only: own(AccessMode::Read) };
         let writable_history = WritableHistory::default();
-        let state =
-            ServerState { own_files: &own, writable_history: &writable_history, ceiling: None };
+        let state = ServerState { own_files: &own, writable_history: &writable_history, ceiling };
         let limits = Limits::default();
         match resolve(&asked, Surroundings::default(), &self.machine, &limits, state)? {
             Resolved::Restricted(policy) => Ok(*policy),
@@ -421,4 +430,55 @@ fn protection_holds_through_every_mount() {
     }
     assert!(refused * 20 < cases, "{refused} of {cases} refused");
     assert!(exact * 100 > compared * 95, "only {exact} of {compared} are granted what they may be");
+}
+
+/// What an operator permits holds for the file, too, whatever paths a request names.
+#[test]
+fn no_request_exceeds_the_ceiling_through_any_mount() {
+    let (mut refused, mut exact, mut compared) = (0, 0, 0);
+    let cases = 600;
+    for seed in 0..cases {
+        let case = generate(seed);
+        let paths = case.machine.paths();
+        let mut random = Random(seed ^ 0x5eed);
+        let some = [AccessMode::Read, AccessMode::Write, AccessMode::Deny];
+        let mut entries = vec![(PathBuf::from("/"), some[random.below(2)])];
+        for _ in 0..random.below(5) {
+            entries.push((random.pick(&paths[1..]).clone(), *random.pick(&some)));
+        }
+        let ceiling = context(entries.iter().map(as_entry).collect());
+        let Ok(policy) = case.resolved_below(Some(&ceiling)) else {
+            refused += 1;
+            continue;
+        };
+        let rule = case.rule(&paths);
+        let operator = Case {
+            machine: Machine {
+                disks: case.machine.disks.clone(),
+                mounts: case.machine.mounts.clone(),
+            },
+            entries,
+            patterns: Vec::new(),
+            own: Vec::new(),
+            git: None,
+        };
+        let permitted = operator.rule(&paths);
+        for path in &paths {
+            let found = planned(&policy, path);
+            assert_eq!(policy.access.access(path), found, "seed {seed}: {}", path.display());
+            let most = less(rule.most(path), permitted.most(path));
+            assert!(
+                rank(found) <= rank(most),
+                "seed {seed}: {} is {found:?}, at most {most:?}\nentries {:?}\nceiling {:?}\nmounts {:?}",
+                path.display(),
+                case.entries,
+                operator.entries,
+                case.machine.mounts,
+            );
+            compared += 1;
+            exact += usize::from(found == most);
+        }
+    }
+    assert!(refused * 20 < cases, "{refused} of {cases} refused");
+    assert!(exact * 100 > compared * 90, "only {exact} of {compared} are granted what they may be");
 }
