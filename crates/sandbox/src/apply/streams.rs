@@ -61,9 +61,9 @@ pub(super) fn confine(
         return Ok(reopened);
     }
     for (stream, changeable) in all().into_iter().zip(changeable) {
-        if has_access_mode_3(stream) {
-            let message =
-                "a standard stream is open for neither reading nor writing (access mode 3)";
+        if is_open_for_nothing(stream) {
+            let message = "a standard stream is open for neither reading nor writing (access mode 3 or \
+                           O_PATH)";
             return Err(Failure::new(Stage::Sources, libc::EBADF, message));
         }
         let Some(kind) = kind(stream) else { continue };
@@ -174,9 +174,11 @@ fn all() -> [BorrowedFd<'static>; 3] {
     [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
 }
 
-/// Whether it has access mode 3, which allows only ioctls.
-fn has_access_mode_3(stream: BorrowedFd<'_>) -> bool {
-    rustix::fs::fcntl_getfl(stream).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RWMODE)
+/// Whether it can be neither read nor written: access mode 3 allows only ioctls, and `O_PATH` names a file of
+/// any kind, so that its attributes can be changed.
+fn is_open_for_nothing(stream: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_getfl(stream)
+        .is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RWMODE || flags.contains(OFlags::PATH))
 }
 
 /// The type of a stream that must be confined; `None` for others.

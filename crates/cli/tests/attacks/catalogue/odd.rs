@@ -90,12 +90,43 @@ fn catalogue_an_inherited_file_is_read_and_no_more() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Open for neither reading nor writing: access mode 3, for which the kernel requires both permissions.
+/// Open for neither reading nor writing: access mode 3, for which the kernel requires both permissions, and
+/// `O_PATH`, which names a file of any kind.
 #[test]
 fn catalogue_a_stream_that_is_open_for_nothing_opens_nothing() {
+    use std::os::unix::fs::MetadataExt;
     for &user in User::all() {
         for profile in ["read-only", "workspace-write"] {
             let world = World::new(user);
+            let socket = world.path("{OUT}/socket");
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let link = world.path("{OUT}/link");
+            std::os::unix::fs::symlink("f", &link).unwrap();
+            for path in [world.path("{OUT}/f"), socket, link] {
+                let attributes = || {
+                    let found = std::fs::symlink_metadata(&path).unwrap();
+                    (
+                        found.mode(),
+                        found.mtime(),
+                        found.mtime_nsec(),
+                        found.ctime(),
+                        found.ctime_nsec(),
+                    )
+                };
+                let before = attributes();
+                let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW;
+                let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap();
+                let mut command = codex();
+                command.args(["sandbox", "--profile", profile, "--"]).arg(attacker());
+                command.args(["chmod 777 /proc/self/fd/0"]);
+                command.current_dir(world.path("{W}")).stdin(opened);
+                if user == User::Nobody {
+                    command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).env("HOME", "/nonexistent");
+                }
+                let output = command.output().unwrap();
+                assert!(!output.status.success(), "{user:?} {profile}: {path:?}");
+                assert_eq!(attributes(), before, "{user:?} {profile}: {path:?}");
+            }
             let input = world.path("{OUT}/f");
             let before = std::fs::read(&input).unwrap();
             let flags = rustix::fs::OFlags::RWMODE;
