@@ -129,8 +129,21 @@ impl Stdin {
     /// Waits until the destination accepts bytes, and writes them. Cancel safe.
     pub(super) async fn flush(&mut self) {
         let (Some(fd), Some(bytes)) = (&self.to, self.queue.front_mut()) else { return };
-        let write = |fd: &Arc<OwnedFd>| Ok(rustix::io::write(fd, &bytes[..])?);
-        match fd.async_io(Interest::WRITABLE, write).await {
+        let written = loop {
+            let mut ready = match fd.ready(Interest::WRITABLE).await {
+                Ok(ready) => ready,
+                Err(error) => break Err(error),
+            };
+            match ready.try_io(|fd| Ok(rustix::io::write(fd, &bytes[..])?)) {
+                Ok(written) => break written,
+                // A terminal that no process has open takes some bytes, then none, and stays "ready".
+                Err(_) if ready.ready().is_write_closed() => {
+                    break Err(io::ErrorKind::BrokenPipe.into());
+                }
+                Err(_) => {}
+            }
+        };
+        match written {
             Ok(written) => {
                 bytes.advance(written);
                 self.queued -= written;
@@ -193,6 +206,7 @@ impl Accepted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::pty;
     use crate::process::readiness::register;
 
     fn stdin(limit: usize) -> Stdin {
@@ -213,6 +227,28 @@ mod tests {
         let (reply, mut answer) = oneshot::channel();
         stdin.write(write, reply, None);
         answer.try_recv().ok()
+    }
+
+    /// The kernel buffers some input of a terminal that nothing reads any more, and then takes no more.
+    #[tokio::test]
+    async fn a_terminal_that_no_process_has_open_ends_input() {
+        let size = codex_exec_server_protocol::process::TerminalSize { rows: 24, cols: 80 };
+        let pty::Pty { master, terminal } = pty::open(size).unwrap();
+        let mut stdin = Stdin::new(Some(register(Arc::new(master)).unwrap()), 1 << 20);
+        drop(terminal);
+        let large = "x".repeat(1 << 19);
+        assert_eq!(write(&mut stdin, params(&large, None, false)), Some(WriteStatus::Accepted));
+        let flushed = async {
+            while stdin.has_queued() {
+                stdin.flush().await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), flushed).await.unwrap();
+        assert_eq!(
+            write(&mut stdin, params("x", None, false)),
+            Some(WriteStatus::StdinClosed),
+            "nothing reads the rest"
+        );
     }
 
     #[tokio::test]
