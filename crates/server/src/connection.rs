@@ -677,8 +677,8 @@ impl ConnectionState {
                 Part::Holder(_, attachment) => {
                     attached.session.attach_all(attachment, &self.calls);
                 }
-                Part::Guest(client, _) => {
-                    attached.session.join_events(client, &events, &self.outbound);
+                Part::Guest(client, role) => {
+                    attached.session.join_events(client, role, &events, &self.outbound);
                 }
             }
         }
@@ -701,6 +701,10 @@ impl ConnectionState {
         }
         self.holder.knows_roles = params.attach.is_some();
         let attach = params.attach.unwrap_or_default();
+        if attach.take && attach.role == Role::View {
+            let message = "attach.take needs the role holder or control: view changes nothing";
+            return Err(invalid(message.to_owned()));
+        }
         let config = self.server.config();
         let requested_ttl = params.detach_ttl_ms.map(Duration::from_millis);
         let requested_ttl = requested_ttl.map(|ttl| ttl.min(config.max_detach_ttl));

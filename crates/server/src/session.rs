@@ -269,7 +269,7 @@ impl Sessions {
         }
         state.arrivals += 1;
         state.guests.insert(newcomer.id, newcomer);
-        if let Some(ttl) = detach_ttl {
+        if let Some(ttl) = detach_ttl.filter(|_| attach.role != Role::View) {
             state.detach_ttl = ttl;
         }
         drop(state);
@@ -486,9 +486,15 @@ impl Session {
     }
 
     /// Sends the events of these processes to a guest, too.
-    pub(crate) fn join_events(&self, guest: ClientId, events: &[ProcessId], outbound: &Outbound) {
+    pub(crate) fn join_events(
+        &self,
+        guest: ClientId,
+        role: Role,
+        events: &[ProcessId],
+        outbound: &Outbound,
+    ) {
         for process in events.iter().filter_map(|id| self.process(id)) {
-            process.join(guest, Box::new(self.sink(outbound, true)));
+            process.join(guest, Box::new(self.sink(outbound, true)), paces(role));
         }
     }
 
@@ -509,8 +515,8 @@ impl Session {
                 let sink = self.sink(outbound, state.holder.knows_roles);
                 state.attach(process, attachment, sink);
             }
-            Part::Guest(client, _) if state.guests.contains_key(&client) => {
-                process.join(client, Box::new(self.sink(outbound, true)));
+            Part::Guest(client, role) if state.guests.contains_key(&client) => {
+                process.join(client, Box::new(self.sink(outbound, true)), paces(role));
             }
             Part::Guest(..) => process.detach(),
         }
@@ -572,6 +578,11 @@ impl State {
 
 fn unknown_session(id: &str) -> RpcError {
     RpcError::invalid_request(ErrorKind::UnknownSession, format!("unknown session id {id}"))
+}
+
+/// Whether a process without a holder waits for a guest. One that only views changes nothing.
+fn paces(role: Role) -> bool {
+    role != Role::View
 }
 
 #[cfg(test)]

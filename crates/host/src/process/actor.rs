@@ -347,7 +347,7 @@ impl Actor {
             }
             Command::Attach(sink) => self.attach(sink),
             Command::Detach => self.detach(),
-            Command::Join(client, sink) => self.join(client, sink),
+            Command::Join(client, sink, paces) => self.join(client, sink, paces),
             Command::Leave(clients) => self.leave(&clients),
             Command::Kill => return Flow::Forget,
         }

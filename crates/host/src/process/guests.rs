@@ -24,6 +24,8 @@ pub(super) struct Guests {
 struct Guest {
     id: ClientId,
     sink: Box<dyn EventSink>,
+    /// Without a subscriber, the process waits for this guest, and what it has received is dropped.
+    paces: bool,
     queue: VecDeque<ProcessEvent>,
     bytes: usize,
     /// The last event that did not fit: sent once the queue is empty, so that the guest sees that it missed
@@ -37,14 +39,24 @@ impl Guests {
         self.all.is_empty()
     }
 
-    pub(super) fn contains(&self, id: ClientId) -> bool {
-        self.all.iter().any(|guest| guest.id == id)
+    /// Whether there is a guest that a process without a subscriber waits for.
+    pub(super) fn any_paces(&self) -> bool {
+        self.pacing().next().is_some()
     }
 
-    pub(super) fn join(&mut self, id: ClientId, sink: Box<dyn EventSink>) {
+    /// Whether a process without a subscriber waits for this guest.
+    pub(super) fn paces(&self, id: ClientId) -> bool {
+        self.pacing().any(|guest| guest.id == id)
+    }
+
+    fn pacing(&self) -> impl Iterator<Item = &Guest> {
+        self.all.iter().filter(|guest| guest.paces)
+    }
+
+    pub(super) fn join(&mut self, id: ClientId, sink: Box<dyn EventSink>, paces: bool) {
         self.leave(id);
         let (queue, bytes, missed) = (VecDeque::new(), 0, None);
-        self.all.push(Guest { id, sink, queue, bytes, missed, delivered: 0 });
+        self.all.push(Guest { id, sink, paces, queue, bytes, missed, delivered: 0 });
     }
 
     pub(super) fn leave(&mut self, id: ClientId) {
@@ -64,14 +76,14 @@ impl Guests {
         }
     }
 
-    /// Bytes that wait for the guest that is furthest ahead; `None` without guests.
+    /// Bytes that wait for the pacing guest that is furthest ahead; `None` without one.
     pub(super) fn least_waiting(&self) -> Option<usize> {
-        self.all.iter().map(|guest| guest.bytes).min()
+        self.pacing().map(|guest| guest.bytes).min()
     }
 
-    /// The last event that any guest was sent.
+    /// The last event that any pacing guest was sent.
     pub(super) fn delivered(&self) -> u64 {
-        self.all.iter().map(|guest| guest.delivered).max().unwrap_or(0)
+        self.pacing().map(|guest| guest.delivered).max().unwrap_or(0)
     }
 
     /// Sends what the sinks have room for. Returns whether anything changed.

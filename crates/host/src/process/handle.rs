@@ -34,7 +34,7 @@ pub(super) enum Command {
     Info(oneshot::Sender<ProcessInfo>),
     Attach(Box<dyn EventSink>),
     Detach,
-    Join(ClientId, Box<dyn EventSink>),
+    Join(ClientId, Box<dyn EventSink>, bool),
     Leave(Vec<ClientId>),
     Kill,
 }
@@ -137,9 +137,10 @@ impl ProcessHandle {
         let _ = self.mailbox.send(Command::Detach);
     }
 
-    /// Sends new events to a guest, too.
-    pub fn join(&self, client: ClientId, sink: Box<dyn EventSink>) {
-        let _ = self.mailbox.send(Command::Join(client, sink));
+    /// Sends new events to a guest, too. While the process has no subscriber, it waits for guests that `pace` it,
+    /// and drops output that they have received as if a subscriber had; other guests change nothing.
+    pub fn join(&self, client: ClientId, sink: Box<dyn EventSink>, pace: bool) {
+        let _ = self.mailbox.send(Command::Join(client, sink, pace));
     }
 
     /// Forgets clients at once: their events, and the sizes of their windows.

@@ -350,6 +350,74 @@ async fn a_client_that_only_views_changes_nothing() {
     for method in ["process/read", "process/screen", "process/list", "session/list"] {
         viewer.call(method, named.clone()).await.unwrap();
     }
+    let kind = Client::memory(&server).kind("initialize", joining(&session, "view", true)).await;
+    assert_eq!(kind, ErrorKind::InvalidParams, "it cannot take the session");
+    assert_eq!(holder.write("p", "x").await, "accepted");
+}
+
+/// How long a session lasts without a connection is not for a client to decide that only views.
+#[tokio::test]
+async fn a_client_that_only_views_does_not_shorten_the_session() {
+    let server = lasting_server();
+    let mut holder = Client::memory(&server);
+    let session = holder.handshake(json!({"clientName": "test"})).await.unwrap();
+    for role in ["view", "control"] {
+        let mut guest = Client::memory(&server);
+        let mut params = joining(&session, role, false);
+        params["detachTtlMs"] = json!(1);
+        guest.call("initialize", params).await.unwrap();
+        drop(guest);
+        holder.close().await;
+        // A session that really has this period is over before the other is looked for.
+        let mut short = Client::memory(&server);
+        let control = json!({"clientName": "test", "detachTtlMs": 50});
+        let control = short.handshake(control).await.unwrap();
+        short.close().await;
+        let resume = |session: &str| json!({"clientName": "test", "resumeSessionId": session});
+        while Client::memory(&server).call("initialize", resume(&control)).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        let resumed = Client::memory(&server).call("initialize", resume(&session)).await;
+        assert_eq!(resumed.is_ok(), role == "view", "{role}");
+        holder = Client::memory(&server);
+        if role == "view" {
+            holder.handshake(resume(&session)).await.unwrap();
+        }
+    }
+}
+
+/// Output that the holder has yet to read stays, although a client that only views has received it.
+#[tokio::test]
+async fn a_client_that_only_views_costs_the_holder_no_output() {
+    let server = server_with(|config: &mut ServerConfig| {
+        config.detach_ttl = Duration::from_secs(1000);
+        config.process.retain_bytes = 256 << 10;
+    });
+    let mut holder = Client::memory(&server);
+    let session = holder.handshake(json!({"clientName": "test"})).await.unwrap();
+    let total = 3_000_000;
+    holder.start(sh("p", &format!("read go; head -c {total} /dev/zero")).piped()).await.unwrap();
+    let mut viewer = join(&server, &session, "view").await;
+    assert_eq!(holder.write("p", "\n").await, "accepted");
+    holder.close().await;
+    let mut seen = 0;
+    while seen < 200_000 {
+        let notice = viewer.notification().await;
+        seen += notice["params"]["chunk"].as_str().map_or(0, |chunk| unbase64(chunk).len());
+    }
+    let mut holder = Client::resume(&server, &session).await;
+    let (mut after, mut bytes) = (0, 0);
+    loop {
+        let params = json!({"processId": "p", "afterSeq": after, "waitMs": 1_000_000});
+        let read = holder.read(params).await;
+        assert!(read.get("droppedBytes").is_none(), "{bytes} of {total}");
+        bytes += bytes_of(&read).len();
+        after = read["nextSeq"].as_u64().unwrap() - 1;
+        if read["closed"] == true {
+            break;
+        }
+    }
+    assert_eq!(bytes, total);
 }
 
 #[tokio::test]

@@ -10,13 +10,13 @@ use super::super::pty;
 use super::{Actor, Subscriber};
 
 impl Actor {
-    pub(super) fn join(&mut self, client: ClientId, sink: Box<dyn EventSink>) {
+    pub(super) fn join(&mut self, client: ClientId, sink: Box<dyn EventSink>, paces: bool) {
         // What is there already has to be read; the newest chunk must not grow after that.
         self.seen = self.next_seq - 1;
-        if matches!(self.subscriber, Subscriber::Detached) && self.guests.is_empty() {
+        if paces && matches!(self.subscriber, Subscriber::Detached) && !self.guests.any_paces() {
             self.expect_backlog();
         }
-        self.guests.join(client, sink);
+        self.guests.join(client, sink, paces);
         if matches!(self.subscriber, Subscriber::Expected) {
             // A guest started it, and gets what its first subscriber would have got.
             for event in std::mem::take(&mut self.undelivered) {
@@ -28,7 +28,7 @@ impl Actor {
     }
 
     pub(super) fn leave(&mut self, clients: &[ClientId]) {
-        let watched = !self.guests.is_empty();
+        let watched = self.guests.any_paces();
         for client in clients {
             self.sizes.remove(*client);
             self.guests.leave(*client);
@@ -37,17 +37,18 @@ impl Actor {
         self.pin_if_unwatched(watched);
     }
 
-    /// Without any client, sent events may be lost: all retained output stays until a client reads it.
+    /// Without a client that paces the process, sent events may be lost: all retained output stays until such a
+    /// client reads it.
     pub(super) fn pin_if_unwatched(&mut self, watched: bool) {
-        if watched && self.guests.is_empty() && matches!(self.subscriber, Subscriber::Detached) {
+        if watched && !self.guests.any_paces() && matches!(self.subscriber, Subscriber::Detached) {
             self.parts.retention.pin_all();
         }
     }
 
-    /// Events went to guests. Without a subscriber, they pace the process.
+    /// Events went to guests. Without a subscriber, those that do so pace the process.
     pub(super) fn guests_moved(&mut self) {
         if matches!(self.subscriber, Subscriber::Detached) {
-            if self.backlog.is_none() {
+            if self.backlog.is_none() && self.guests.any_paces() {
                 self.parts.retention.sent(self.guests.delivered());
             }
             self.pin_if_unwatched(true);
@@ -59,7 +60,7 @@ impl Actor {
         match reader {
             Reader::Subscriber => true,
             Reader::Guest(client) => {
-                matches!(self.subscriber, Subscriber::Detached) && self.guests.contains(client)
+                matches!(self.subscriber, Subscriber::Detached) && self.guests.paces(client)
             }
         }
     }
@@ -108,7 +109,7 @@ impl Actor {
 
     /// A client has received everything up to `seq`.
     pub(super) fn acknowledge(&mut self, seq: u64) {
-        if matches!(self.subscriber, Subscriber::Detached) && self.guests.is_empty() {
+        if matches!(self.subscriber, Subscriber::Detached) && !self.guests.any_paces() {
             return;
         }
         self.parts.retention.release(seq);
