@@ -218,9 +218,13 @@ impl Painter {
     }
 
     fn passive_modes(&mut self, modes: &Modes) {
-        for mode in PASSIVE_MODES {
-            let set = if modes.passive.contains(&mode) { 'h' } else { 'l' };
-            self.push(format_args!("\x1b[?{mode}{set}"));
+        // Resets first: terminals end all mouse reporting with the reset of any of its modes.
+        let (set, reset): (Vec<u16>, Vec<u16>) =
+            PASSIVE_MODES.iter().partition(|mode| modes.passive.contains(mode));
+        for (modes, end) in [(reset, 'l'), (set, 'h')] {
+            for mode in modes {
+                self.push(format_args!("\x1b[?{mode}{end}"));
+            }
         }
     }
 }
