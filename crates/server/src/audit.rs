@@ -8,7 +8,7 @@
 //! of a URL.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -412,7 +412,7 @@ fn open(path: &Path) -> io::Result<File> {
 struct Writer {
     path: PathBuf,
     file: File,
-    /// The last write ended in the middle of a line.
+    /// The last write ended in the middle of a line, which could not be removed.
     torn: bool,
     state: Arc<State>,
 }
@@ -430,6 +430,16 @@ impl Writer {
                 },
                 Message::Flush(done) => drop(done),
             }
+        }
+    }
+
+    /// Removes what a write left of a record, unless something was written behind it.
+    fn cut(&mut self, written: usize) -> bool {
+        let end = self.file.stream_position();
+        let len = self.file.metadata().map(|found| found.len());
+        match (end, len) {
+            (Ok(end), Ok(len)) if end == len => self.file.set_len(end - written as u64).is_ok(),
+            _ => false,
         }
     }
 
@@ -460,7 +470,7 @@ impl Writer {
                 return;
             }
             Ok(len) => {
-                self.torn |= len > 0;
+                self.torn = len > 0 && !self.cut(len);
                 io::Error::from(io::ErrorKind::StorageFull)
             }
             Err(error) => error,
