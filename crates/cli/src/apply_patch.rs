@@ -53,11 +53,11 @@ pub(crate) struct ApplyPatchArgs {
 pub(crate) fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
     let patch = Patch::parse(&args.read()?)?;
     block_on(async {
-        let options =
-            ConnectOptions { sandbox: args.sandbox.is_given(), ..ConnectOptions::default() };
+        let sandbox = args.sandbox.or_of(args.on.settings());
+        let options = ConnectOptions { sandbox: sandbox.is_given(), ..ConnectOptions::default() };
         let connected = args.on.connect(options).await?;
-        let cwd = remote_path::resolve(&connected.client, &args.cwd)?;
-        let files = connected.client.files().in_sandbox(args.sandbox.context(&cwd)?);
+        let cwd = remote_path::resolve(&connected, &args.cwd)?;
+        let files = connected.client.files().in_sandbox(sandbox.context(&cwd)?);
         let report = files.apply_patch(&patch, &cwd).await;
         connected.close().await;
         let report = report?;

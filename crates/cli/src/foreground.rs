@@ -14,7 +14,7 @@ use codex_exec_server::client::{
     ConnectionStatus, Lost, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
 use codex_exec_server::{
-    EndedBy, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId, ProcessSignal,
+    EndedBy, ErrorKind, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId, ProcessSignal,
     ResourceLimits, SignalParams, TerminateParams,
 };
 use futures_util::StreamExt;
@@ -22,10 +22,10 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
 
 use crate::escapes::{self, Escapes, Typed};
-use crate::exit::{BROKEN_PIPE, TIMED_OUT, print_stderr};
+use crate::exit::{self, BROKEN_PIPE, TIMED_OUT, print_stderr};
 use crate::input::Input;
 use crate::limits;
-use crate::output::Sink;
+use crate::output::{JsonEvent, Sink};
 use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
 
@@ -80,6 +80,18 @@ impl Ending {
     /// Whether the process has ended, and that was reported.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Exited { .. } | Self::Incomplete { .. } | Self::Stopped(_))
+    }
+
+    /// The exit code, if this program does not choose another one.
+    fn code(&self) -> Option<i32> {
+        match self {
+            Self::Exited { code, .. }
+            | Self::Stopped(code)
+            | Self::Abandoned(code)
+            | Self::Detached(code)
+            | Self::Unwritable(code) => Some(*code),
+            Self::Incomplete { .. } | Self::Failed(_) => None,
+        }
     }
 }
 
@@ -209,12 +221,13 @@ impl Foreground<'_> {
                 never = connection => match never {},
                 never = size => match never {},
                 by = local.exceeded() => {
+                    // Before the exit arrives, so that --json reports the limit with it.
+                    ended_by.set(Some(by));
                     let killed = kill(&client, &id).await;
                     if killed {
                         // Print the output up to the kill.
                         let _ = tokio::time::timeout(KILL_TIMEOUT, output).await;
                     }
-                    ended_by.set(Some(by));
                     match killed {
                         true => Ending::Exited { code: KILLED, sandbox_denied: false },
                         false => Ending::Abandoned(limit_code(by).unwrap_or(KILLED)),
@@ -253,8 +266,20 @@ impl Foreground<'_> {
                 "some of the command's output was lost; the command itself exited with code {code}"
             ));
         }
-        if let (Some((_, explanation)), true) = (limit, ending.has_ended()) {
+        if let Some((_, explanation)) = &limit
+            && ending.has_ended()
+        {
             print_stderr(format_args!("{explanation}"));
+        }
+        if exited.get().is_none() && (limit.is_some() || matches!(ending, Ending::Abandoned(_))) {
+            let (kind, message) = match limit {
+                Some((_, explanation)) => (ErrorKind::TimedOut, explanation),
+                None => (ErrorKind::ConnectionLost, ABANDONED.to_owned()),
+            };
+            let exit_code = ending.code().map_or(exit::NOT_RUN, exit::byte);
+            let line = JsonEvent::Failed { kind, message, exit_code };
+            // If stdout is closed, the exit code still says it.
+            let _ = sink.print_if_json(&line).await;
         }
         ending
     }
@@ -310,8 +335,9 @@ impl Foreground<'_> {
                     lost.set(lost.get() || !before_attach);
                     sink.lost(&missing).await
                 }
-                Some(ProcessEvent::Exited(status)) => {
+                Some(ProcessEvent::Exited(mut status)) => {
                     exited.set(Some((status.code, status.sandbox_denied)));
+                    status.ended_by = status.ended_by.or(ended_by.get());
                     ended_by.set(status.ended_by);
                     sink.exited(status).await
                 }
@@ -523,7 +549,7 @@ impl Foreground<'_> {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
             _ => {
                 print_stderr(format_args!("cannot write the command's output: {error}"));
-                crate::exit::NOT_RUN
+                exit::NOT_RUN
             }
         };
         let gone = self.terminal.is_some() && self.keep_on_hangup;
@@ -609,12 +635,16 @@ pub(crate) fn warn_left_over(name: &str) {
     ));
 }
 
-/// Prints that a command still runs because the connection is lost, and how to reattach.
+/// What is known of a command that this program cannot reach.
+const ABANDONED: &str = "the connection is lost, so whether the command still runs is unknown";
+
+/// Prints what is known of a command that this program left without a connection, and how to look again.
 pub(crate) fn warn_abandoned(reattach_command: Option<&str>) {
-    let message =
-        "the connection is lost, so the command still runs, until the server ends its session";
     match reattach_command {
-        Some(command) => print_stderr(format_args!("{message}; reattach with {command}")),
-        None => print_stderr(format_args!("{message}")),
+        Some(command) => print_stderr(format_args!(
+            "{ABANDONED}; if its server does, the command does too, until the server ends its session; look \
+             with {command}"
+        )),
+        None => print_stderr(format_args!("{ABANDONED}; it ends with its server or its session")),
     }
 }

@@ -10,6 +10,7 @@ mod config_args;
 mod confirm;
 mod cp;
 mod doctor;
+mod env_args;
 mod environments;
 mod escapes;
 mod exec_server;
@@ -30,10 +31,13 @@ mod on;
 mod output;
 mod own_files;
 mod place;
+mod places;
+mod places_file;
 mod policy;
 mod ps;
 mod remote;
 mod remote_path;
+mod remote_status;
 mod rendezvous;
 mod replay;
 mod rm;
@@ -59,7 +63,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// Run commands and work with files on another machine
 ///
 /// `codex exec-server` serves a machine. The other commands work on the server given by --on or
-/// $CODEX_EXEC_SERVER_URL, or on this machine if neither is set.
+/// $CODEX_EXEC_SERVER_URL, or on this machine if neither is set; `codex places` gives servers names.
 ///
 /// An independent implementation of the codex exec-server protocol; not affiliated with OpenAI.
 #[derive(Debug, Parser)]
@@ -97,6 +101,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Rendezvous(rendezvous::RendezvousArgs),
     Environments(environments::EnvironmentsArgs),
+    Places(places::PlacesArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -156,6 +161,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Rendezvous(args) => rendezvous::run(args),
         Command::Environments(args) => environments::run(args),
+        Command::Places(args) => places::run(args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

@@ -19,6 +19,7 @@ use codex_exec_server::{
 use codex_exec_server::remote_mode::Credential;
 
 use crate::config_args::ConfigArgs;
+use crate::remote_status::{self, Served};
 
 /// If this variable is `1` or `true`, it acts like `--exit-on-stdin-close`.
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
@@ -186,7 +187,9 @@ impl RemoteArgs {
         if let Some(credential) = stdin_credential {
             let environment_id =
                 self.environment_id.context("--remote needs --environment-id ID")?;
+            let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
             let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
+            config.relay.connected = Some(status);
             config.name = name;
             config.server = server;
             config.forward_to = forward_to;
@@ -200,7 +203,9 @@ impl RemoteArgs {
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
                 let sign_in = sources.sign_in(agent.unwrap_or_default())?;
+                let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
                 let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, sign_in);
+                config.relay.connected = Some(status);
                 config.name = name;
                 config.server = server;
                 config.forward_to = forward_to;
@@ -208,7 +213,9 @@ impl RemoteArgs {
             }
             (None, Some(executor_id)) => {
                 let sign_in = sources.sign_in(agent.unwrap_or(SignInKind::RemoteBearer))?;
+                let status = remote_status::report(&base_url, &Served::Executor(&executor_id));
                 let mut config = RemoteExecutorConfig::new(base_url, executor_id, sign_in);
+                config.relay.connected = Some(status);
                 config.name = name;
                 config.server = server;
                 Ok(run_remote_executor_until(config, paths, stop).await?)
@@ -235,7 +242,9 @@ impl RemoteArgs {
         let credential = AwsCredential::new(sources, service)?;
         let base_url = self.remote.context("direct needs --remote URL")?;
         let environment_id = self.environment_id.context("direct needs --environment-id ID")?;
+        let status = remote_status::report(&base_url, &Served::Direct(&environment_id));
         let mut config = DirectEnvironmentConfig::new(base_url, environment_id, credential);
+        config.dial.connected = Some(status);
         config.server = server;
         let stop =
             shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
@@ -254,7 +263,9 @@ impl RemoteArgs {
         let pipe_config = CredentialPipeConfig::new(&environment_id);
         let stdin = tokio::io::BufReader::new(tokio::io::stdin());
         let (pipe, credential) = CredentialPipe::open(stdin, pipe_config).await?;
+        let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
         let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
+        config.relay.connected = Some(status);
         config.name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         config.server = server;
         config.forward_to = forward_to;

@@ -88,7 +88,7 @@ impl SearchArgs {
                 quoted(&strip_colon(&self.path).to_string_lossy())
             );
         }
-        let root = remote_path::resolve(&connected.client, strip_colon(&self.path))?;
+        let root = remote_path::resolve(&connected, strip_colon(&self.path))?;
         let found = connected.client.fs_search(self.params(root.clone())).await?;
         let mut out =
             Printer { root: &root, written: strip_colon(&self.path), style: Style::stdout() };
