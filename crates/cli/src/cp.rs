@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::client::{Files, TransferOptions, TransferReport};
 use codex_exec_server::PathUri;
+use codex_exec_server::client::{Files, TransferOptions, TransferReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cat;

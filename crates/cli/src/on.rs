@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::Lifeline;
-use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
+use codex_exec_server::client::{Heartbeat, ReconnectPolicy, WebsocketDial};
 use codex_exec_server::credentials::{fingerprint, finish_renewals};
 use codex_exec_server::remote_mode::{CredentialKind, Origin, Verdict, may_send};
 use codex_exec_server::{
@@ -131,6 +131,8 @@ pub(crate) struct ConnectOptions {
     /// Whether a server in this process needs sandboxes. If so, it probes what the machine offers, which
     /// starts some processes.
     pub sandbox: bool,
+    /// Notice within seconds that the server is silent, to say so.
+    pub heartbeat: bool,
 }
 
 /// A client, and its server if that runs in this process.
@@ -229,6 +231,7 @@ impl OnArgs {
         connect.session_name = options.name;
         connect.detach_ttl = options.detach_ttl;
         connect.reconnect = reconnect;
+        connect.tuning.heartbeat = options.heartbeat.then(Heartbeat::default);
         let cwd = self.settings().and_then(|settings| settings.cwd.clone());
         let client = match self.place() {
             None => {
@@ -252,6 +255,7 @@ impl OnArgs {
                 args.session_name = connect.session_name;
                 args.detach_ttl = connect.detach_ttl;
                 args.reconnect = connect.reconnect;
+                args.tuning = connect.tuning;
                 ExecServerClient::connect_websocket(args).await
             }
             Some(Place::Stdio(argv)) => {
@@ -395,6 +399,11 @@ impl Connected {
         self.server.is_some()
     }
 
+    /// Closes a connection to a server that does not answer, and so does not wait for it.
+    pub(crate) async fn abandon(self) {
+        let _ = tokio::time::timeout(ABANDON_TIMEOUT, self.close()).await;
+    }
+
     /// Closes the connection and shuts down a server in this process.
     pub(crate) async fn close(self) {
         self.client.close().await;
@@ -435,6 +444,9 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start the built-in server")
 }
+
+/// How long a server that does not answer may delay the end of this program.
+const ABANDON_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long the program waits at its end for a pending renewal of the sign-in: the issuer's timeout, and a
 /// little time to store the tokens.

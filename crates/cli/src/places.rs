@@ -246,8 +246,8 @@ async fn test_one(name: &str, settings: &PlaceSettings) -> anyhow::Result<String
     let began = Instant::now();
     let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
     let connecting = tokio::time::timeout(REPLY_TIMEOUT, on.connect(options)).await;
-    let connected = connecting
-        .with_context(|| format!("no reply within {} s", REPLY_TIMEOUT.as_secs()))??;
+    let connected =
+        connecting.with_context(|| format!("no reply within {} s", REPLY_TIMEOUT.as_secs()))??;
     let took = began.elapsed().as_millis();
     let checked = async {
         if settings.cwd.is_some() {

@@ -143,7 +143,8 @@ impl PlaceSettings {
             }
         }
         if !self.env.is_empty() {
-            let pair = |(name, text): (&String, &String)| format!("{} = {}", value(name), value(text));
+            let pair =
+                |(name, text): (&String, &String)| format!("{} = {}", value(name), value(text));
             let pairs: Vec<String> = self.env.iter().map(pair).collect();
             out.push_str(&format!("env = {{ {} }}\n", pairs.join(", ")));
         }
@@ -164,9 +165,9 @@ pub(crate) fn nearest<'a>(
     names: impl IntoIterator<Item = &'a String>,
 ) -> Option<&'a str> {
     let lower = name.to_lowercase();
-    let near = names.into_iter().map(|other| {
-        (strsim::damerau_levenshtein(&lower, &other.to_lowercase()), other.as_str())
-    });
+    let near = names
+        .into_iter()
+        .map(|other| (strsim::damerau_levenshtein(&lower, &other.to_lowercase()), other.as_str()));
     let (distance, other) = near.min()?;
     // A third of the letters may be wrong.
     (distance <= name.chars().count().max(3) / 3).then_some(other)
@@ -343,7 +344,9 @@ mod tests {
                 let settings = PlaceSettings {
                     on: "ws://h:1".to_owned(),
                     cwd: random.bool().then(|| "/a \"b\"\\n[places.p1]".to_owned()),
-                    env: (0..random.usize(..3)).map(|n| (format!("V{n}"), "x\ny".to_owned())).collect(),
+                    env: (0..random.usize(..3))
+                        .map(|n| (format!("V{n}"), "x\ny".to_owned()))
+                        .collect(),
                     ..PlaceSettings::default()
                 };
                 text.push_str(&settings.to_text(name));
@@ -364,7 +367,10 @@ mod tests {
             assert_eq!(after, before.places, "{round}");
             let kept: Vec<&str> = shorter.lines().collect();
             let mut lines = text.lines();
-            assert!(kept.iter().all(|line| lines.any(|other| other == *line)), "{round}: {shorter}");
+            assert!(
+                kept.iter().all(|line| lines.any(|other| other == *line)),
+                "{round}: {shorter}"
+            );
         }
     }
 

@@ -203,7 +203,8 @@ impl RemoteArgs {
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
                 let sign_in = sources.sign_in(agent.unwrap_or_default())?;
-                let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
+                let status =
+                    remote_status::report(&base_url, &Served::Environment(&environment_id));
                 let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, sign_in);
                 config.relay.connected = Some(status);
                 config.name = name;

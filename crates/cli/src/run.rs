@@ -161,7 +161,8 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let signals = Signals::listen()?;
         let sandbox = args.sandbox().is_given() || rules.is_some();
-        let options = ConnectOptions { sandbox, ..ConnectOptions::default() };
+        let heartbeat = io::stderr().is_terminal();
+        let options = ConnectOptions { sandbox, heartbeat, ..ConnectOptions::default() };
         let connected = tokio::select! {
             connected = args.on.connect(options) => connected?,
             code = signals.exit_code() => return Ok(exit::status(code)),
@@ -184,7 +185,10 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let ending = args.run_process(&connected, &foreground, &process).await;
         drop(terminal);
         let session = connected.client.session_id();
-        connected.close().await;
+        match ending {
+            Ok(Ending::Abandoned(_)) => connected.abandon().await,
+            _ => connected.close().await,
+        }
         if let Some(watched) = watched {
             watched.report().await;
         }

@@ -40,7 +40,7 @@ Examples:
 
 Keys, after Enter:
   ~.   detach; the shell keeps running for --keep, and codex attach reattaches. A shell on this
-       machine or behind stdio: ends instead
+       machine or behind stdio: ends instead. During an outage codex says that it cannot know
   ~?   show these keys
   ~~   type a tilde
 
@@ -83,6 +83,7 @@ impl ShellArgs {
         block_on(async {
             let signals = Signals::listen()?;
             let options = ConnectOptions {
+                heartbeat: true,
                 sandbox: self.sandbox.or_of(self.on.settings()).is_given(),
                 detach_ttl: Some(self.keep),
                 // Reconnect for as long as the server keeps the shell.
@@ -131,7 +132,10 @@ impl ShellArgs {
             drop(terminal);
             let kept = connected.client.capabilities().session_detach_ttl;
             let nothing_left = !ending.has_ended() || kill(&connected.client, &id).await;
-            connected.close().await;
+            match ending {
+                Ending::Abandoned(_) => connected.abandon().await,
+                _ => connected.close().await,
+            }
             match ending {
                 Ending::Exited { code, .. }
                 | Ending::Incomplete { code, .. }

@@ -55,7 +55,7 @@ impl Join {
     pub(crate) fn options(self, process: Option<&str>) -> ConnectOptions {
         let events = process.filter(|_| self.watch).map(ProcessId::from).into_iter().collect();
         let attach = AttachParams { role: self.role, events, take: self.take };
-        ConnectOptions { attach: Some(attach), ..ConnectOptions::default() }
+        ConnectOptions { attach: Some(attach), heartbeat: self.watch, ..ConnectOptions::default() }
     }
 }
 

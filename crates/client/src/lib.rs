@@ -25,6 +25,7 @@ mod environment;
 mod error;
 mod files;
 mod handshake;
+mod heartbeat;
 mod http;
 mod infer_kind;
 mod options;
@@ -45,6 +46,7 @@ pub use files::{
     Changes, FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport,
     Walk, WalkItem, Watch,
 };
+pub use heartbeat::Heartbeat;
 pub use http::HttpBody;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 pub use patch::{

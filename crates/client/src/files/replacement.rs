@@ -273,7 +273,8 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        let kept = ["directory", "link", "new", "used"].map(|name| format!(".codex-download-{name}"));
+        let kept =
+            ["directory", "link", "new", "used"].map(|name| format!(".codex-download-{name}"));
         assert_eq!(names, [&kept[..], &[".download-other".to_owned(), "data".to_owned()]].concat());
         drop(used);
         remove_leftovers(root.path());
