@@ -260,7 +260,7 @@ fn json_reports_limits_and_failures() {
             (&"failed".into(), &"programNotFound".into())
         );
         assert_eq!(failed["exitCode"], 127);
-        let said = output(codex("run").args(["--json", "--timeout", "0.2", "--", "sleep", "1000"]));
+        let said = output(codex("run").args(["--json", "--timeout", "1s", "--", "sleep", "1000"]));
         assert_eq!(said.code, Some(124), "{said:?}");
         let exited = events(&said).into_iter().find(|event| event["type"] == "exited").unwrap();
         assert_eq!(exited["endedBy"], "wall");

@@ -231,7 +231,7 @@ fn kill_of_a_process_that_ignores_the_signal_says_what_to_do() {
         said.failed(0, "`stubborn` still runs");
         assert!(said.err.contains("codex kill -s kill stubborn"), "{said:?}");
     }
-    home.run(&["kill", "-s", "user1", "stubborn"]).success();
+    home.run(&["kill", "-s", "CONT", "stubborn"]).success();
     home.run(&["kill", "-s", "SIGKILL", "stubborn"]).success();
     home.detach("stubborn", "true");
     home.run(&["attach", "stubborn"]).success();
