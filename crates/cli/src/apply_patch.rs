@@ -22,9 +22,14 @@ use crate::style::Style;
 #[command(after_help = "\
 Examples:
   codex apply-patch < change.patch
+  git diff | codex apply-patch --on build
   codex apply-patch --on ws://127.0.0.1:4500 --cwd /srv/app --sandbox workspace-write change.patch
 
-The format:
+A text that does not begin with *** Begin Patch is a unified diff, of diff -u or of git with new, deleted and
+renamed files. Its hunks have to fit exactly, at their lines or near them, as with git apply; changed modes, links
+and binary files are refused.
+
+The other format:
   *** Begin Patch
   *** Add File: notes/new.txt
   +first line

@@ -3,6 +3,7 @@
 mod apply_patch;
 mod asciicast;
 mod attach;
+mod ca_args;
 mod cat;
 mod closed_streams;
 mod completion;
@@ -123,6 +124,7 @@ fn main() -> ExitCode {
     // If a server has re-entered this program as a helper, this does not return.
     codex_exec_server::main_if_reentered();
     terminal::main_if_guard();
+    completion::main_if_candidates();
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {

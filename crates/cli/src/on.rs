@@ -17,6 +17,7 @@ use codex_exec_server::{
     RemoteExecServerConnectArgs, Secret, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
+use crate::ca_args::CaArgs;
 use crate::exit::{CommandError, print_notice};
 use crate::own_files::own_files;
 use crate::place::{Chosen, Place, choose};
@@ -69,6 +70,9 @@ pub(crate) struct OnArgs {
         hide_env_values = true
     )]
     pub client_key: Option<PathBuf>,
+
+    #[command(flatten)]
+    ca: CaArgs,
 
     /// Look up env:ID in this registry [default: $CODEX_REGISTRY_URL]
     #[arg(long, help_heading = "Connection", value_name = "URL")]
@@ -219,6 +223,7 @@ impl OnArgs {
 
     /// Connects to the server, or starts one in this process.
     pub(crate) async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
+        self.ca.apply()?;
         let mut reconnect = ReconnectPolicy::default();
         if let Some(patience) = self.patience.or(options.patience) {
             reconnect.give_up_after = patience;

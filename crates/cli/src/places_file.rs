@@ -47,11 +47,16 @@ pub(crate) struct PlaceSettings {
 
 /// The path of the file.
 pub(crate) fn path() -> anyhow::Result<PathBuf> {
+    let directory = directories().next().context("cannot find the file of places; set HOME")?;
+    Ok(directory.join("config.toml"))
+}
+
+/// The directory of the file first, then the default one, which other commands of this user may use.
+pub(crate) fn directories() -> impl Iterator<Item = PathBuf> {
     let named = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let named = named.filter(|path| path.is_absolute());
-    let directory = named.or_else(|| home_dir().map(|home| home.join(".config")));
-    let directory = directory.context("cannot find the file of places; set HOME")?;
-    Ok(directory.join("codex-exec/config.toml"))
+    let usual = home_dir().map(|home| home.join(".config"));
+    named.into_iter().chain(usual).map(|config| config.join("codex-exec"))
 }
 
 /// Whether the text can name a place: letters, digits, `-` and `_`, so that it is never a URL, a path or a flag.

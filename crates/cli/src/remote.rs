@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use codex_exec_server::client::trust_only;
 use codex_exec_server::credentials::{
     AwsCredential, AwsSources, ChatGptAccessToken, CredentialPipe, CredentialPipeConfig,
     read_token_line,
@@ -98,6 +99,11 @@ pub(crate) struct RemoteArgs {
     #[arg(long, value_name = "HOST", requires = "remote", alias = "allow-host")]
     allow_registry_host: Vec<String>,
 
+    /// Trust the certificate authorities in this PEM file instead of the system's, for the registry and the
+    /// rendezvous [$CODEX_CA_CERTIFICATE names one to trust besides them]
+    #[arg(long, value_name = "FILE", requires = "remote")]
+    ca_file: Option<std::path::PathBuf>,
+
     /// Stop at the end of stdin, so that the server ends with the program that started it
     #[arg(long)]
     exit_on_stdin_close: bool,
@@ -157,6 +163,9 @@ impl RemoteArgs {
         paths: &ExecServerRuntimePaths,
         forward_to: Option<String>,
     ) -> anyhow::Result<()> {
+        if let Some(file) = &self.ca_file {
+            trust_only(file).map_err(anyhow::Error::msg)?;
+        }
         if self.aws_sigv4 && self.remote_transport != Transport::Direct {
             anyhow::bail!("--aws-sigv4 requires --remote-transport direct");
         }

@@ -50,7 +50,8 @@ pub use heartbeat::Heartbeat;
 pub use http::HttpBody;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 pub use patch::{
-    Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
+    DiffHunk, FileDiff, Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError,
+    PatchReport, PatchSection,
 };
 pub use process::{
     ExecCommand, ExitStatus, OnSlowConsumer, Output, Process, ProcessEvent, ProcessEvents,
@@ -61,7 +62,7 @@ pub use subscriptions::Notifications;
 
 #[cfg(feature = "remote")]
 pub use codex_exec_remote as remote;
-pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
+pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial, trust_only};
 pub use codex_exec_server_protocol as protocol;
 pub use codex_exec_server_protocol::process::OutputStream;
 pub use codex_exec_server_protocol::{ErrorKind, PathUri, PermissionProfile, SandboxContext};
