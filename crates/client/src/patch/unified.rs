@@ -448,7 +448,7 @@ mod tests {
             "From: x\n\nmessage\n---\n f | 2 +-\ndiff --git a/old name b/new\nsimilarity index 90%\n\
              rename from old name\nrename to new\n--- a/old name\n+++ b/new\n@@ -1 +1 @@\n-a\n+b\n\
              diff --git \"a/n\\303\\244\" \"b/n\\303\\244\"\nnew file mode 100755\nindex 0..e\n\
-             diff --git a/e b/e\ndeleted file mode 100644\nindex e..0\n\
+             diff --git a/e b/e\ndeleted file mode 100644\nindex e..0\n\n\
              --- f.orig\t2026-01-01\n+++ f\t2026-01-02\n@@ -1 +1 @@\n-a\n+b\n-- \n2.39\n",
         )
         .unwrap();
