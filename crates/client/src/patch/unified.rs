@@ -330,8 +330,8 @@ const TOO_SHORT: &str = "the hunk has fewer lines than its header says";
 
 /// The name in `a/NAME b/NAME`, if both are the same.
 fn same_name(names: &str) -> Option<String> {
-    if names.starts_with('"') {
-        let end = names[1..].find("\" ")? + 2;
+    if let Some(inside) = names.strip_prefix('"') {
+        let end = inside.find("\" ")? + 2;
         let (first, second) = (&names[..end], &names[end + 1..]);
         let rest = |name: &str| Some(format!("\"{}", name.get(3..)?));
         return (rest(first) == rest(second)).then(|| rest(first))?;
@@ -390,8 +390,8 @@ impl DiffHunk {
         let at_end = !is_context(self.lines.last()) && !is_bare;
         let last = image.len().checked_sub(old.len())?;
         let fits = |at: usize| {
-            !(at_start && at != 0)
-                && !(at_end && at != last)
+            (!at_start || at == 0)
+                && (!at_end || at == last)
                 && at <= last
                 && image[at..at + old.len()]
                     .iter()
