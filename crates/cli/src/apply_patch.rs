@@ -22,9 +22,14 @@ use crate::style::Style;
 #[command(after_help = "\
 Examples:
   codex apply-patch < change.patch
+  git diff | codex apply-patch --on build
   codex apply-patch --on ws://127.0.0.1:4500 --cwd /srv/app --sandbox workspace-write change.patch
 
-The format:
+A text that does not begin with *** Begin Patch is a unified diff, of diff -u or of git with new, deleted and
+renamed files. Its hunks have to fit exactly, at their lines or near them, as with git apply; changed modes, links
+and binary files are refused.
+
+The other format:
   *** Begin Patch
   *** Add File: notes/new.txt
   +first line
@@ -53,11 +58,11 @@ pub(crate) struct ApplyPatchArgs {
 pub(crate) fn run(args: &ApplyPatchArgs) -> anyhow::Result<ExitCode> {
     let patch = Patch::parse(&args.read()?)?;
     block_on(async {
-        let options =
-            ConnectOptions { sandbox: args.sandbox.is_given(), ..ConnectOptions::default() };
+        let sandbox = args.sandbox.or_of(args.on.settings());
+        let options = ConnectOptions { sandbox: sandbox.is_given(), ..ConnectOptions::default() };
         let connected = args.on.connect(options).await?;
-        let cwd = remote_path::resolve(&connected.client, &args.cwd)?;
-        let files = connected.client.files().in_sandbox(args.sandbox.context(&cwd)?);
+        let cwd = remote_path::resolve(&connected, &args.cwd)?;
+        let files = connected.client.files().in_sandbox(sandbox.context(&cwd)?);
         let report = files.apply_patch(&patch, &cwd).await;
         connected.close().await;
         let report = report?;

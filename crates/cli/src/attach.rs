@@ -123,7 +123,10 @@ async fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             _ => target.forget()?,
         }
     }
-    target.connected.close().await;
+    match ending {
+        Ending::Abandoned(_) => target.connected.abandon().await,
+        _ => target.connected.close().await,
+    }
     match ending {
         Ending::Exited { code, .. } | Ending::Stopped(code) => Ok(exit::status(code)),
         Ending::Abandoned(code) => {

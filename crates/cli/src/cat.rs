@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
+use codex_exec_server::PathUri;
+use codex_exec_server::client::Files;
 use tokio::io::AsyncWriteExt;
 
 use crate::exit;
@@ -33,17 +35,10 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
         let mut stdout = tokio::io::stdout();
         let mut code = ExitCode::SUCCESS;
         for written in &args.paths {
-            let path = remote_path::resolve(&connected.client, strip_colon(written))?;
-            let copied = async {
-                let mut reader = files.open(&path).await?;
-                while let Some(block) = reader.next_block().await? {
-                    stdout.write_all(&block).await?;
-                }
-                stdout.flush().await?;
-                anyhow::Ok(())
-            };
+            let path = remote_path::resolve(&connected, strip_colon(written))?;
+            let printed = print(&files, &path, &mut stdout).await;
             if let Err(error) =
-                copied.await.with_context(|| format!("cannot print {}", written.display()))
+                printed.with_context(|| format!("cannot print {}", written.display()))
             {
                 code = exit::report(&error);
                 if code == ExitCode::from(exit::BROKEN_PIPE) {
@@ -54,4 +49,17 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
         connected.close().await;
         Ok(code)
     })
+}
+
+/// Writes a file of the server to stdout.
+pub(crate) async fn print(
+    files: &Files,
+    path: &PathUri,
+    stdout: &mut tokio::io::Stdout,
+) -> anyhow::Result<()> {
+    let mut reader = files.open(path).await?;
+    while let Some(block) = reader.next_block().await? {
+        stdout.write_all(&block).await?;
+    }
+    Ok(stdout.flush().await?)
 }

@@ -8,12 +8,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use codex_exec_server::PathUri;
 use codex_exec_server::client::{Files, TransferOptions, TransferReport};
-use codex_exec_server::{ExecServerClient, PathUri};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::cat;
 use crate::exit::{self, print_stderr};
-use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::input::Input;
+use crate::on::{ConnectOptions, Connected, OnArgs, block_on};
 use crate::remote_path;
 use crate::signals::Signals;
 
@@ -31,12 +33,14 @@ Examples:
   codex cp :/srv/app/result.tar .          download into this directory
   codex cp -r src :app                     upload a tree into the server's working directory
   codex cp :~/a :~/b                       copy within the server
+  tar c src | codex cp - :src.tar          upload stdin
+  codex cp :src.tar - | tar t              print to stdout, as codex cat does; ./- is a file named -
 
 cp follows links to files, at the destination too. With -r it skips links to directories, broken
-links, pipes, sockets and devices, and prints what it skipped. If a file cannot be read or changes
-while it is copied, cp prints an error, copies the rest and exits with 1. cp refuses to write to a
-pipe, a socket or a device; use codex cat for that. A download writes nothing outside its
-destination: it does not follow links below it that lead out."
+links, pipes, sockets and devices, prints what it skipped, copies the rest and exits with 1, as it
+does if a file cannot be read or changes while it is copied. cp refuses to write to a pipe, a socket
+or a device; write to - instead. A download writes nothing outside its destination: it does not
+follow links below it that lead out."
 )]
 pub(crate) struct CpArgs {
     #[command(flatten)]
@@ -50,7 +54,8 @@ pub(crate) struct CpArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Files to copy, then the destination; paths on the server start with a colon
+    /// Files to copy, then the destination; paths on the server start with a colon, - is stdin or
+    /// stdout
     #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "DESTINATION"])]
     paths: Vec<OsString>,
 }
@@ -60,11 +65,14 @@ pub(crate) struct CpArgs {
 enum Endpoint {
     Local(PathBuf),
     Remote(String),
+    /// Stdin as a source, stdout as the destination.
+    Stream,
 }
 
 impl Endpoint {
     fn parse(text: &OsStr) -> anyhow::Result<Self> {
         match text.as_bytes().strip_prefix(b":") {
+            None if text == "-" => Ok(Self::Stream),
             None => Ok(Self::Local(text.into())),
             Some(path) => {
                 let path = std::str::from_utf8(path).context(
@@ -83,7 +91,10 @@ pub(crate) fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     let destination = Endpoint::parse(destination)?;
     let sources =
         sources.iter().map(|text| Endpoint::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let is_local = |end: &Endpoint| matches!(end, Endpoint::Local(_));
+    let is_local = |end: &Endpoint| !matches!(end, Endpoint::Remote(_));
+    if sources.iter().filter(|source| **source == Endpoint::Stream).count() > 1 {
+        bail!("stdin can be copied only once; name - one time");
+    }
     if is_local(&destination) && sources.iter().any(is_local) {
         bail!(
             "none of these paths is on the server; start paths on the server with a colon: codex cp \
@@ -96,7 +107,7 @@ pub(crate) fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
             connected = args.on.connect(ConnectOptions::default()) => connected?,
             code = signals.exit_code() => return Ok(exit::status(code)),
         };
-        let copy = Copy { args, client: &connected.client, files: connected.client.files() };
+        let copy = Copy { args, connected: &connected, files: connected.client.files() };
         let result = tokio::select! {
             result = copy.copy_all(&sources, &destination) => result.map(|complete| match complete {
                 true => ExitCode::SUCCESS,
@@ -114,7 +125,7 @@ pub(crate) fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
 
 struct Copy<'a> {
     args: &'a CpArgs,
-    client: &'a ExecServerClient,
+    connected: &'a Connected,
     files: Files,
 }
 
@@ -122,7 +133,7 @@ impl Copy<'_> {
     /// Copies every source; whether all could be copied.
     async fn copy_all(&self, sources: &[Endpoint], destination: &Endpoint) -> anyhow::Result<bool> {
         let into = self.is_directory(destination).await?;
-        if sources.len() > 1 && !into {
+        if sources.len() > 1 && !into && *destination != Endpoint::Stream {
             bail!(
                 "the destination of several files must be an existing directory; create it first"
             );
@@ -139,8 +150,20 @@ impl Copy<'_> {
                 (Endpoint::Remote(from), Endpoint::Remote(to)) => {
                     self.within(from, to, into).await?
                 }
-                (Endpoint::Local(from), Endpoint::Local(_)) => {
-                    bail!("{} and the destination are both local; use cp", from.display())
+                (Endpoint::Stream, Endpoint::Remote(to)) => {
+                    self.upload_stdin(to, into).await?;
+                    true
+                }
+                (Endpoint::Remote(from), Endpoint::Stream) => {
+                    self.print(from).await?;
+                    true
+                }
+                (from, Endpoint::Local(_) | Endpoint::Stream) => {
+                    let shown = match from {
+                        Endpoint::Local(path) => path.display().to_string(),
+                        _ => "stdin".to_owned(),
+                    };
+                    bail!("{shown} and the destination are both local; use cp or cat")
                 }
             };
         }
@@ -150,13 +173,14 @@ impl Copy<'_> {
     /// Whether the destination is a directory to copy into.
     async fn is_directory(&self, destination: &Endpoint) -> anyhow::Result<bool> {
         let (is, shown, slash) = match destination {
+            Endpoint::Stream => return Ok(false),
             Endpoint::Local(path) => (
                 path.is_dir(),
                 path.display().to_string(),
                 path.as_os_str().as_bytes().ends_with(b"/"),
             ),
             Endpoint::Remote(text) => {
-                let path = remote_path::resolve(self.client, text)?;
+                let path = remote_path::resolve(self.connected, text)?;
                 let is = match self.files.metadata(&path).await {
                     Ok(metadata) => metadata.is_directory,
                     Err(error) if error.is_not_found() => false,
@@ -175,7 +199,7 @@ impl Copy<'_> {
         let metadata =
             std::fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.check(metadata.is_dir(), &from.display().to_string())?;
-        let mut to = remote_path::resolve(self.client, to)?;
+        let mut to = remote_path::resolve(self.connected, to)?;
         if into {
             let absolute = from.canonicalize()?;
             let name = absolute.file_name().context(
@@ -190,8 +214,41 @@ impl Copy<'_> {
         Ok(print_incomplete(&report))
     }
 
+    async fn upload_stdin(&self, to: &str, into: bool) -> anyhow::Result<()> {
+        if into {
+            bail!(":{to} is a directory; name the file to write stdin to, such as :{}", below(to));
+        }
+        let path = remote_path::resolve(self.connected, to)?;
+        let upload = async {
+            let mut input = Input::start()?;
+            let mut writer = self.files.create_atomic(&path).await?;
+            let (bar, _) = self.progress("stdin");
+            while let Some(chunk) = input.next().await.context("cannot read stdin")? {
+                bar.inc_length(chunk.len() as u64);
+                bar.inc(chunk.len() as u64);
+                writer.write_bytes(chunk).await?;
+            }
+            writer.finish().await?;
+            bar.finish_and_clear();
+            anyhow::Ok(())
+        };
+        upload.await.with_context(|| format!("cannot copy stdin to :{to}"))
+    }
+
+    /// Writes a file to stdout.
+    async fn print(&self, from: &str) -> anyhow::Result<()> {
+        let path = remote_path::resolve(self.connected, from)?;
+        let print = async {
+            if self.files.metadata(&path).await?.is_directory {
+                bail!("it is a directory, and stdout takes files only");
+            }
+            cat::print(&self.files, &path, &mut tokio::io::stdout()).await
+        };
+        print.await.with_context(|| format!("cannot copy :{from}"))
+    }
+
     async fn download(&self, from: &str, to: &Path, into: bool) -> anyhow::Result<bool> {
-        let path = remote_path::resolve(self.client, from)?;
+        let path = remote_path::resolve(self.connected, from)?;
         self.check_remote(&path, from).await?;
         let mut to = to.to_owned();
         if into {
@@ -205,9 +262,9 @@ impl Copy<'_> {
     }
 
     async fn within(&self, from: &str, to: &str, into: bool) -> anyhow::Result<bool> {
-        let source = remote_path::resolve(self.client, from)?;
+        let source = remote_path::resolve(self.connected, from)?;
         self.check_remote(&source, from).await?;
-        let mut to = remote_path::resolve(self.client, to)?;
+        let mut to = remote_path::resolve(self.connected, to)?;
         if into {
             to = to.join(name_of(&source)?)?;
         }
@@ -281,7 +338,12 @@ fn written_name<'a>(written: &'a str, path: &'a PathUri) -> anyhow::Result<&'a [
     }
 }
 
-/// Prints what was skipped and what failed; true if nothing failed.
+/// A name in a directory of the server, as an example.
+fn below(directory: &str) -> String {
+    format!("{}/stdin", directory.trim_end_matches('/'))
+}
+
+/// Prints what was skipped and what failed; true if everything was copied.
 fn print_incomplete(report: &TransferReport) -> bool {
     for skipped in &report.skipped {
         print_stderr(format_args!("skipped {}", crate::style::printable(skipped)));
@@ -289,7 +351,7 @@ fn print_incomplete(report: &TransferReport) -> bool {
     for failed in &report.failed {
         print_stderr(format_args!("not copied: {}", crate::style::printable(failed)));
     }
-    report.failed.is_empty()
+    report.failed.is_empty() && report.skipped.is_empty()
 }
 
 #[cfg(test)]
@@ -302,6 +364,9 @@ mod tests {
         assert_eq!(parse("a:b"), Endpoint::Local("a:b".into()));
         assert_eq!(parse(":a"), Endpoint::Remote("a".into()));
         assert_eq!(parse(":"), Endpoint::Remote(".".into()));
+        assert_eq!(parse("-"), Endpoint::Stream);
+        assert_eq!(parse("./-"), Endpoint::Local("./-".into()));
+        assert_eq!(parse(":-"), Endpoint::Remote("-".into()));
     }
 
     #[test]

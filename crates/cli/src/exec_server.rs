@@ -22,6 +22,7 @@ use crate::observe::{self, ObserveArgs};
 use crate::on::RENEWAL_TIMEOUT;
 use crate::own_files::own_files;
 use crate::remote::{ForwardArgs, RemoteArgs, shutdown_signal_or_stdin_end};
+use crate::server_token::TokenArgs;
 use crate::trim;
 
 /// Serve this machine: run commands and work with files for clients that connect
@@ -42,7 +43,7 @@ Examples:
 Anyone who can connect can do what the server's user can do. An address that other machines can reach needs a
 token or client certificates:
   codex exec-server --listen ws://0.0.0.0:4500 \\
-      --ws-auth capability-token --ws-token-file /run/token
+      --ws-auth capability-token --ws-token-file /run/token    (codex exec-server token creates it)
   codex exec-server --listen wss://0.0.0.0:4500 \\
       --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem
 
@@ -111,6 +112,7 @@ pub(crate) struct ExecServerArgs {
 #[derive(Debug, Subcommand)]
 enum ExecServerCommand {
     Forward(ForwardArgs),
+    Token(TokenArgs),
 }
 
 #[derive(Debug, Args)]
@@ -208,6 +210,10 @@ enum AuthMode {
 }
 
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
+    if let Some(ExecServerCommand::Token(token)) = &args.command {
+        token.create()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     keep_freed_memory();
     let service = ServiceManager::take();
     let aws = args.remote.aws_sources();
@@ -271,6 +277,7 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
         observe::reopen_on_hangup(&config)?;
         let result = match args.command {
             Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
+            Some(ExecServerCommand::Token(token)) => token.create(),
             None if args.remote.remote.is_some() => {
                 service.notifier.ready();
                 args.remote.run(config, &paths, None).await

@@ -125,7 +125,16 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         true => print_stderr(format_args!("cannot write the output: stdout or stderr is closed")),
         false => print_stderr(format_args!("{}", message(error))),
     }
-    ExitCode::from(error.downcast_ref::<Coded>().map_or(FAILURE, |coded| coded.code))
+    ExitCode::from(code(error))
+}
+
+/// The exit code of an error.
+pub(crate) fn code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<Coded>() {
+        _ if is_broken_pipe(error) => BROKEN_PIPE,
+        Some(coded) => coded.code,
+        None => FAILURE,
+    }
 }
 
 /// An error and its causes, including those inside the error types of this module, which print them
@@ -151,7 +160,7 @@ fn causes(error: &anyhow::Error) -> impl Iterator<Item = &(dyn std::error::Error
 
 /// The message of an error and its causes, each once: a client's error already includes its causes, and a
 /// server's message needs no words about the protocol.
-fn message(error: &anyhow::Error) -> String {
+pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         // Some errors already include their cause.
@@ -189,7 +198,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// The exit code of a command as this program's own.
 pub(crate) fn status(code: i32) -> ExitCode {
-    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(FAILURE))
+    ExitCode::from(byte(code))
+}
+
+/// The part of an exit code that a parent process sees.
+pub(crate) fn byte(code: i32) -> u8 {
+    u8::try_from(code & 0xff).unwrap_or(FAILURE)
 }
 
 #[cfg(test)]

@@ -8,24 +8,25 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use codex_exec_server::client::{
     ConnectionStatus, Lost, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
 use codex_exec_server::{
-    EndedBy, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId, ProcessSignal,
-    ResourceLimits, SignalParams, TerminateParams,
+    EndedBy, ErrorKind, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId,
+    ProcessSignal, ResourceLimits, SignalParams, TerminateParams,
 };
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
 
 use crate::escapes::{self, Escapes, Typed};
-use crate::exit::{BROKEN_PIPE, TIMED_OUT, print_stderr};
+use crate::exit::{self, BROKEN_PIPE, TIMED_OUT, print_stderr};
 use crate::input::Input;
 use crate::limits;
-use crate::output::Sink;
+use crate::outage::{self, Outage, Trying, Where};
+use crate::output::{JsonEvent, Sink};
 use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
 
@@ -80,6 +81,18 @@ impl Ending {
     /// Whether the process has ended, and that was reported.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Exited { .. } | Self::Incomplete { .. } | Self::Stopped(_))
+    }
+
+    /// The exit code, if this program does not choose another one.
+    fn code(&self) -> Option<i32> {
+        match self {
+            Self::Exited { code, .. }
+            | Self::Stopped(code)
+            | Self::Abandoned(code)
+            | Self::Detached(code)
+            | Self::Unwritable(code) => Some(*code),
+            Self::Incomplete { .. } | Self::Failed(_) => None,
+        }
     }
 }
 
@@ -176,6 +189,8 @@ const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 const CTRL_C: u8 = 3;
 /// How long a kill may take.
 const KILL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the server may take to confirm that it is there.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Foreground<'_> {
     /// Runs until the process ends or the user detaches.
@@ -194,12 +209,13 @@ impl Foreground<'_> {
         let ended_by = Cell::new(None);
         let applied = process.limits().copied();
         let mut sink = Sink::new(self.json);
+        let outage_shown = Cell::new(None);
         let ending = {
             let seen = Seen { exited: &exited, ended_by: &ended_by, lost: &lost, local: &local };
             let mut output = pin!(self.forward_output(events, &mut sink, seen));
             let input = self.forward_input(process.take_stdin(), &client, &local);
             let signals = self.forward_signals(&client, &id, &exited, &ending_signal);
-            let connection = self.report_connection(&client);
+            let connection = self.report_connection(&client, &id, &outage_shown);
             let size = self.keep_size(&client, &id);
             tokio::select! {
                 biased;
@@ -209,12 +225,13 @@ impl Foreground<'_> {
                 never = connection => match never {},
                 never = size => match never {},
                 by = local.exceeded() => {
+                    // Before the exit arrives, so that --json reports the limit with it.
+                    ended_by.set(Some(by));
                     let killed = kill(&client, &id).await;
                     if killed {
                         // Print the output up to the kill.
                         let _ = tokio::time::timeout(KILL_TIMEOUT, output).await;
                     }
-                    ended_by.set(Some(by));
                     match killed {
                         true => Ending::Exited { code: KILLED, sandbox_denied: false },
                         false => Ending::Abandoned(limit_code(by).unwrap_or(KILLED)),
@@ -222,6 +239,9 @@ impl Foreground<'_> {
                 },
             }
         };
+        if let Some(at) = outage_shown.take() {
+            let _ = io::stderr().write_all(&at.clear());
+        }
         // It ended because of our signal, and its exit may arrive before the server's response.
         let ending = match (ending, ending_signal.get()) {
             (Ending::Exited { .. }, Some(signal)) => Ending::Stopped(exit_code(signal)),
@@ -234,6 +254,7 @@ impl Foreground<'_> {
             Ending::Stopped(code) if exited.get().is_none() && !kill(&client, &id).await => {
                 Ending::Abandoned(code)
             }
+            Ending::Detached(code) if !self.is_confirmed(&client).await => Ending::Abandoned(code),
             ending => ending,
         };
         let limit = ended_by.get().and_then(|by| {
@@ -253,8 +274,20 @@ impl Foreground<'_> {
                 "some of the command's output was lost; the command itself exited with code {code}"
             ));
         }
-        if let (Some((_, explanation)), true) = (limit, ending.has_ended()) {
+        if let Some((_, explanation)) = &limit
+            && ending.has_ended()
+        {
             print_stderr(format_args!("{explanation}"));
+        }
+        if exited.get().is_none() && (limit.is_some() || matches!(ending, Ending::Abandoned(_))) {
+            let (kind, message) = match limit {
+                Some((_, explanation)) => (ErrorKind::TimedOut, explanation),
+                None => (ErrorKind::ConnectionLost, ABANDONED.to_owned()),
+            };
+            let exit_code = ending.code().map_or(exit::NOT_RUN, exit::byte);
+            let line = JsonEvent::Failed { kind, message, exit_code };
+            // If stdout is closed, the exit code still says it.
+            let _ = sink.print_if_json(&line).await;
         }
         ending
     }
@@ -310,8 +343,9 @@ impl Foreground<'_> {
                     lost.set(lost.get() || !before_attach);
                     sink.lost(&missing).await
                 }
-                Some(ProcessEvent::Exited(status)) => {
+                Some(ProcessEvent::Exited(mut status)) => {
                     exited.set(Some((status.code, status.sandbox_denied)));
+                    status.ended_by = status.ended_by.or(ended_by.get());
                     ended_by.set(status.ended_by);
                     sink.exited(status).await
                 }
@@ -485,29 +519,108 @@ impl Foreground<'_> {
         std::future::pending().await
     }
 
-    /// Prints when the connection is lost and restored; never resolves.
-    async fn report_connection(&self, client: &ExecServerClient) -> Infallible {
+    /// Shows outages, and their end; never resolves.
+    async fn report_connection(
+        &self,
+        client: &ExecServerClient,
+        id: &ProcessId,
+        shown: &Cell<Option<Where>>,
+    ) -> Infallible {
+        if !io::stderr().is_terminal() {
+            return std::future::pending().await;
+        }
         let mut status = client.status();
-        let mut reported = false;
-        while status.changed().await.is_ok() {
-            let message = match &*status.borrow_and_update() {
-                ConnectionStatus::Reconnecting { reason, .. } if !reported => {
-                    reported = true;
-                    format!(
-                        "connection lost ({reason}); reconnecting; press Ctrl-C to stop waiting"
-                    )
+        let mut outage: Option<Outage> = None;
+        let mut tick = tokio::time::interval(outage::TICK);
+        loop {
+            tokio::select! {
+                changed = status.changed() => if changed.is_err() {
+                    return std::future::pending().await;
+                },
+                _ = tick.tick(), if outage.is_some() && self.terminal.is_some() => {}
+            }
+            let started = |since: Instant| Outage {
+                server: client.endpoint().to_owned(),
+                since,
+                trying: Trying::Waiting,
+            };
+            let is_new = outage.is_none();
+            match &*status.borrow_and_update() {
+                ConnectionStatus::Unresponsive { since } => {
+                    outage.get_or_insert_with(|| started(*since)).trying = Trying::Waiting;
                 }
-                ConnectionStatus::Connected if reported => {
-                    reported = false;
-                    "reconnected".to_owned()
+                ConnectionStatus::Reconnecting { attempt, reason } => {
+                    let trying = Trying::Reconnecting { attempt: *attempt, reason: reason.clone() };
+                    outage.get_or_insert_with(|| started(Instant::now())).trying = trying;
+                }
+                ConnectionStatus::Connected => {
+                    if let Some(over) = outage.take() {
+                        self.outage_over(client, id, &over, shown);
+                    }
+                    continue;
                 }
                 _ => continue,
-            };
-            if io::stderr().is_terminal() {
-                self.print_between(&crate::style::printable(&format!("codex: {message}")));
+            }
+            if let Some(outage) = &outage {
+                self.show_outage(outage, is_new, shown);
             }
         }
-        std::future::pending().await
+    }
+
+    /// Shows the line of an outage: in a terminal in its place, otherwise once.
+    fn show_outage(&self, outage: &Outage, is_new: bool, shown: &Cell<Option<Where>>) {
+        let leave = if self.escapes { "Enter ~. leaves" } else { "Ctrl-C leaves" };
+        let line = outage.line(Instant::now(), leave);
+        let (Some(terminal), Some((rows, columns))) = (self.terminal, terminal::size()) else {
+            if is_new {
+                self.print_between(&line);
+            }
+            return;
+        };
+        let at = match terminal.is_alternate() {
+            true => Where::Last(rows),
+            false => Where::BelowCursor,
+        };
+        let painted = at.paint(&line, columns, shown.get() != Some(at));
+        shown.set(Some(at));
+        let _ = io::stderr().write_all(&painted);
+    }
+
+    /// Removes the line of an outage that is over.
+    fn outage_over(
+        &self,
+        client: &ExecServerClient,
+        id: &ProcessId,
+        outage: &Outage,
+        shown: &Cell<Option<Where>>,
+    ) {
+        match shown.take() {
+            None => self.print_between(&outage.over(Instant::now())),
+            Some(at) => {
+                let _ = io::stderr().write_all(&at.clear());
+                if let (Where::Last(_), Some(fit)) = (at, self.fit) {
+                    repaint(client, id, fit);
+                }
+            }
+        }
+    }
+
+    /// Whether the server confirms that it is there, so that the process is, too.
+    async fn is_confirmed(&self, client: &ExecServerClient) -> bool {
+        // Only the process of a client that was detached by another is known to run without an answer.
+        let taken = |status: &ConnectionStatus| {
+            matches!(status, ConnectionStatus::Closed(ExecServerError::Lost(Lost::Taken)))
+        };
+        if taken(&client.status().borrow()) {
+            return true;
+        }
+        let asked = client.environment_status();
+        is_connected(client)
+            && matches!(
+                tokio::time::timeout(CONFIRM_TIMEOUT, asked).await,
+                Ok(Ok(_)
+                    | Err(ExecServerError::Server { .. } | ExecServerError::Unsupported { .. }))
+            )
     }
 
     /// The ending if the local terminal is gone or closing.
@@ -523,7 +636,7 @@ impl Foreground<'_> {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
             _ => {
                 print_stderr(format_args!("cannot write the command's output: {error}"));
-                crate::exit::NOT_RUN
+                exit::NOT_RUN
             }
         };
         let gone = self.terminal.is_some() && self.keep_on_hangup;
@@ -569,6 +682,25 @@ async fn send_signal(client: &ExecServerClient, id: &ProcessId, signal: ProcessS
     )
 }
 
+/// Makes a program on the alternate screen paint it again, by a change of its size.
+fn repaint(client: &ExecServerClient, id: &ProcessId, fit: Fit) {
+    let Some((rows, cols)) = terminal::size() else { return };
+    if !client.capabilities().process_resize || rows < 2 {
+        return;
+    }
+    let (client, process_id) = (client.clone(), id.clone());
+    tokio::spawn(async move {
+        let fit = Some(fit).filter(|fit| *fit != Fit::default());
+        for rows in [rows - 1, rows] {
+            let process_id = process_id.clone();
+            let params = codex_exec_server::ResizeParams { process_id, rows, cols, fit };
+            if client.process_resize(params).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
 fn resize(client: &ExecServerClient, id: &ProcessId, fit: Fit) {
     let Some((rows, cols)) = terminal::size() else { return };
     if !client.capabilities().process_resize {
@@ -609,12 +741,16 @@ pub(crate) fn warn_left_over(name: &str) {
     ));
 }
 
-/// Prints that a command still runs because the connection is lost, and how to reattach.
+/// What is known of a command that this program cannot reach.
+const ABANDONED: &str = "the connection is lost, so whether the command still runs is unknown";
+
+/// Prints what is known of a command that this program left without a connection, and how to look again.
 pub(crate) fn warn_abandoned(reattach_command: Option<&str>) {
-    let message =
-        "the connection is lost, so the command still runs, until the server ends its session";
     match reattach_command {
-        Some(command) => print_stderr(format_args!("{message}; reattach with {command}")),
-        None => print_stderr(format_args!("{message}")),
+        Some(command) => print_stderr(format_args!(
+            "{ABANDONED}; if its server does, the command does too, until the server ends its session; reattach \
+             with {command}"
+        )),
+        None => print_stderr(format_args!("{ABANDONED}; it ends with its server or its session")),
     }
 }

@@ -1,25 +1,30 @@
 //! `codex kill`: sends a signal to a detached process.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use codex_exec_server::{ProcessSignal, SignalParams, TerminateParams};
+use codex_exec_server::{
+    ExecServerClient, ProcessId, ProcessSignal, SignalParams, TerminateParams,
+};
 
 use crate::exit::print_stderr;
 use crate::on::block_on;
+use crate::style;
 use crate::target::{Join, TargetArgs};
 
 /// End a detached process, or send it a signal
 ///
 /// The signal goes to the process group. --signal kill also ends descendants that left the group. If the
-/// process has already exited, kill ends what it left running and frees its name.
+/// process still runs two seconds after a signal that usually ends one, kill says so and exits with 0, since
+/// the signal was sent. If the process has already exited, kill ends what it left running and frees its name.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   codex kill build                     ask it to end (SIGTERM)
-  codex kill --signal kill build       end it and everything it started
-  codex kill --signal user1 build      send SIGUSR1")]
+  codex kill -s kill build             end it and everything it started; also -s SIGKILL, -s 9
+  codex kill -s user1 build            send SIGUSR1")]
 pub(crate) struct KillArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -49,6 +54,28 @@ enum Signal {
     Stop,
     #[value(aliases = ["cont", "sigcont", "18"])]
     Continue,
+}
+
+impl Signal {
+    /// Whether the signal ends most processes. An interrupt often ends only what a shell runs.
+    fn ends(self) -> bool {
+        matches!(self, Self::Terminate | Self::Hangup | Self::Quit)
+    }
+
+    /// The name that systems know it by.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::Kill => "SIGKILL",
+            Self::Hangup => "SIGHUP",
+            Self::Quit => "SIGQUIT",
+            Self::User1 => "SIGUSR1",
+            Self::User2 => "SIGUSR2",
+            Self::Stop => "SIGSTOP",
+            Self::Continue => "SIGCONT",
+        }
+    }
 }
 
 impl From<Signal> for ProcessSignal {
@@ -94,10 +121,48 @@ pub(crate) fn run(args: &KillArgs) -> anyhow::Result<ExitCode> {
                 );
             }
             client.process_signal(SignalParams { process_id, signal }).await?;
+            if args.signal.ends() && still_runs(client, &target.process).await {
+                args.warn_running();
+            }
         }
         target.connected.close().await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+impl KillArgs {
+    /// Prints that the process still runs, and how to end it.
+    fn warn_running(&self) {
+        let signal = self.signal.name();
+        let shown = style::printable(&self.target.id);
+        let arguments = self.target.arguments();
+        print_stderr(format_args!(
+            "`{shown}` still runs {} s after {signal}: it ignores the signal, as interactive shells ignore \
+             SIGTERM, or needs longer; `codex ps` shows when it has ended, and `codex kill -s \
+             kill{arguments}` ends it with everything it started",
+            WAIT.as_secs()
+        ));
+    }
+}
+
+/// How long a process may take to end before a message says that it has not.
+const WAIT: Duration = Duration::from_secs(2);
+/// How often to look whether it has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Whether the process still runs after [`WAIT`]; false if the server cannot tell.
+async fn still_runs(client: &ExecServerClient, process: &ProcessId) -> bool {
+    if !client.capabilities().process_list {
+        return false;
+    }
+    let ended = async {
+        while let Ok(listed) = client.process_list().await
+            && listed.processes.iter().any(|info| info.process_id == *process && !info.exited)
+        {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    };
+    tokio::time::timeout(WAIT, ended).await.is_err()
 }
 
 #[cfg(test)]

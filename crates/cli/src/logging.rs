@@ -1,7 +1,17 @@
 //! Logs: to stderr, never to stdout.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
+
+/// Whether stderr carries JSON lines.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Whether log lines are JSON, so that no other text belongs on stderr of a server.
+pub(crate) fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
 
 /// How the program logs.
 #[derive(Debug, Args)]
@@ -19,7 +29,7 @@ pub(crate) struct LoggingArgs {
     log_format: LogFormat,
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     /// For people
     #[default]
@@ -43,6 +53,7 @@ impl LoggingArgs {
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .log_internal_errors(false);
+        JSON.store(self.log_format == LogFormat::Json, Ordering::Relaxed);
         match self.log_format {
             LogFormat::Text => {
                 use std::io::IsTerminal;

@@ -12,6 +12,7 @@ use codex_exec_server::credentials::{
 };
 use codex_exec_server::remote_mode::{HttpClient, Secret};
 
+use crate::ca_args::CaArgs;
 use crate::exit::print_notice;
 
 /// How long to wait for the browser's redirect.
@@ -49,6 +50,9 @@ pub(crate) struct LoginArgs {
     #[arg(long, value_name = "URL")]
     issuer: Option<String>,
 
+    #[command(flatten)]
+    ca: CaArgs,
+
     /// The OAuth client id [default: $CODEX_LOGIN_CLIENT_ID]
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
@@ -65,6 +69,7 @@ enum LoginCommand {
 }
 
 pub(crate) fn run(args: LoginArgs) -> anyhow::Result<ExitCode> {
+    args.ca.apply()?;
     let sources = SignInSources::from_env();
     if let Some(LoginCommand::Status) = args.command {
         return status(&sources);

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connected = args.on.connect(ConnectOptions::default()).await?;
         let files = connected.client.files();
-        let path = remote_path::resolve(&connected.client, strip_colon(&args.path))?;
+        let path = remote_path::resolve(&connected, strip_colon(&args.path))?;
         let listed = args.list(&files, &path).await;
         let Listing { text, complete } =
             listed.with_context(|| format!("cannot list {}", args.path.display()))?;

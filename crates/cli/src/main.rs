@@ -3,6 +3,7 @@
 mod apply_patch;
 mod asciicast;
 mod attach;
+mod ca_args;
 mod cat;
 mod closed_streams;
 mod completion;
@@ -10,6 +11,7 @@ mod config_args;
 mod confirm;
 mod cp;
 mod doctor;
+mod env_args;
 mod environments;
 mod escapes;
 mod exec_server;
@@ -27,13 +29,17 @@ mod logs;
 mod ls;
 mod observe;
 mod on;
+mod outage;
 mod output;
 mod own_files;
 mod place;
+mod places;
+mod places_file;
 mod policy;
 mod ps;
 mod remote;
 mod remote_path;
+mod remote_status;
 mod rendezvous;
 mod replay;
 mod rm;
@@ -42,6 +48,7 @@ mod sandbox;
 mod saved_sessions;
 mod screen_modes;
 mod search;
+mod server_token;
 mod session_file;
 mod shell;
 mod signals;
@@ -59,7 +66,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// Run commands and work with files on another machine
 ///
 /// `codex exec-server` serves a machine. The other commands work on the server given by --on or
-/// $CODEX_EXEC_SERVER_URL, or on this machine if neither is set.
+/// $CODEX_EXEC_SERVER_URL, or on this machine if neither is set; `codex places` gives servers names.
 ///
 /// An independent implementation of the codex exec-server protocol; not affiliated with OpenAI.
 #[derive(Debug, Parser)]
@@ -97,6 +104,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Rendezvous(rendezvous::RendezvousArgs),
     Environments(environments::EnvironmentsArgs),
+    Places(places::PlacesArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -116,6 +124,7 @@ fn main() -> ExitCode {
     // If a server has re-entered this program as a helper, this does not return.
     codex_exec_server::main_if_reentered();
     terminal::main_if_guard();
+    completion::main_if_candidates();
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -156,6 +165,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Rendezvous(args) => rendezvous::run(args),
         Command::Environments(args) => environments::run(args),
+        Command::Places(args) => places::run(args),
         Command::Completion(args) => completion::run(&args, &mut Cli::command()),
     };
     match result {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use codex_exec_server::Lifeline;
-use codex_exec_server::client::{ReconnectPolicy, WebsocketDial};
+use codex_exec_server::client::{Heartbeat, ReconnectPolicy, WebsocketDial};
 use codex_exec_server::credentials::{fingerprint, finish_renewals};
 use codex_exec_server::remote_mode::{CredentialKind, Origin, Verdict, may_send};
 use codex_exec_server::{
@@ -17,9 +17,11 @@ use codex_exec_server::{
     RemoteExecServerConnectArgs, Secret, Server, ServerConfig, SignIn, SignInKind, SignInSources,
 };
 
+use crate::ca_args::CaArgs;
 use crate::exit::{CommandError, print_notice};
 use crate::own_files::own_files;
-use crate::place::{Place, place};
+use crate::place::{Chosen, Place, choose};
+use crate::places_file::PlaceSettings;
 use crate::saved_sessions::{SavedCredential, SavedSession};
 
 /// The variable with the bearer token, unless `--token-file` is given.
@@ -33,19 +35,19 @@ const REGISTRY_VARIABLES: [&str; 2] =
     ["CODEX_REGISTRY_URL", "CODEX_EXEC_SERVER_NOISE_REGISTRY_URL"];
 
 /// The flags that choose a server.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct OnArgs {
     /// Work on this server: ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND (a
-    /// command that speaks the protocol over stdin and stdout) or env:ID (an environment behind a
-    /// rendezvous) [default: this machine, without a server]
+    /// command that speaks the protocol over stdin and stdout), env:ID (an environment behind a
+    /// rendezvous) or the name of a place (codex places) [default: this machine, without a server]
     #[arg(long, help_heading = "Connection", value_name = "SERVER", env = "CODEX_EXEC_SERVER_URL",
-          hide_env_values = true, value_parser = place)]
-    pub on: Option<Place>,
+          hide_env_values = true, value_parser = choose)]
+    on: Option<Chosen>,
 
     /// Read the bearer token from this file [default: $CODEX_EXEC_SERVER_TOKEN for ws:// and wss://;
     /// $CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN, $CODEX_API_KEY or codex login for env:]
     #[arg(long, help_heading = "Connection", value_name = "PATH")]
-    token_file: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
 
     /// Show the server of wss:// this certificate, in PEM
     #[arg(
@@ -56,7 +58,7 @@ pub(crate) struct OnArgs {
         env = "CODEX_CLIENT_CERTIFICATE",
         hide_env_values = true
     )]
-    client_cert: Option<PathBuf>,
+    pub client_cert: Option<PathBuf>,
 
     /// Key of that certificate, in PEM
     #[arg(
@@ -67,11 +69,14 @@ pub(crate) struct OnArgs {
         env = "CODEX_CLIENT_KEY",
         hide_env_values = true
     )]
-    client_key: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+
+    #[command(flatten)]
+    ca: CaArgs,
 
     /// Look up env:ID in this registry [default: $CODEX_REGISTRY_URL]
     #[arg(long, help_heading = "Connection", value_name = "URL")]
-    registry: Option<String>,
+    pub registry: Option<String>,
 
     /// Allow sending credentials to a registry on this host, even if they are restricted to other
     /// hosts; can be repeated
@@ -130,21 +135,48 @@ pub(crate) struct ConnectOptions {
     /// Whether a server in this process needs sandboxes. If so, it probes what the machine offers, which
     /// starts some processes.
     pub sandbox: bool,
+    /// Notice within seconds that the server is silent, to say so.
+    pub heartbeat: bool,
 }
 
 /// A client, and its server if that runs in this process.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub client: ExecServerClient,
+    /// The directory that relative paths start from, if it is not the server's working directory.
+    pub cwd: Option<String>,
     server: Option<Server>,
 }
 
 impl OnArgs {
+    /// The server; `None` for this machine without one.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        self.on.as_ref().map(|chosen| &chosen.place)
+    }
+
+    /// The name of the place, if it was chosen by name.
+    pub(crate) fn place_name(&self) -> Option<&str> {
+        Some(self.on.as_ref()?.named.as_ref()?.name.as_str())
+    }
+
+    /// What the user's file says of the place.
+    pub(crate) fn settings(&self) -> Option<&PlaceSettings> {
+        Some(&self.on.as_ref()?.named.as_ref()?.settings)
+    }
+
+    /// The same flags with this place instead of `--on`.
+    pub(crate) fn at(&self, chosen: Chosen) -> Self {
+        Self { on: Some(chosen), ..self.clone() }
+    }
+
     /// The flags for the place of a saved session. Credentials go there only if they are the ones that the
-    /// session was made with, or if the user named the session and a token for it.
+    /// session was made with, or if the user named the session and a token for it, by a flag or in the place
+    /// that it was made at.
     pub(crate) fn for_saved(&self, place: Place, session: &SavedSession, named: bool) -> Self {
+        let chosen = session.place.as_deref().and_then(|name| choose(name).ok());
+        let chosen = chosen.filter(|chosen| chosen.place == place);
         Self {
-            on: Some(place),
+            on: Some(chosen.unwrap_or_else(|| place.into())),
             registry: session.registry.clone().or_else(|| self.registry.clone()),
             saved: Some(SavedWith { credential: session.credential.clone(), named }),
             ..self.clone()
@@ -153,7 +185,7 @@ impl OnArgs {
 
     /// What a session remembers of the credential that it is made with.
     pub(crate) fn saved_credential(&self) -> anyhow::Result<Option<SavedCredential>> {
-        Ok(match &self.on {
+        Ok(match self.place() {
             Some(Place::Websocket(url)) => {
                 let origin = origin(url)?;
                 self.token(&origin)?.map(|token| {
@@ -179,7 +211,8 @@ impl OnArgs {
 
     /// The URL of the registry.
     pub(crate) fn registry(&self) -> anyhow::Result<String> {
-        let given = self.registry.clone();
+        let given =
+            self.registry.clone().or_else(|| self.settings().and_then(|of| of.registry.clone()));
         let set = |name| std::env::var(name).ok();
         given
             .into_iter()
@@ -190,6 +223,7 @@ impl OnArgs {
 
     /// Connects to the server, or starts one in this process.
     pub(crate) async fn connect(&self, options: ConnectOptions) -> anyhow::Result<Connected> {
+        self.ca.apply()?;
         let mut reconnect = ReconnectPolicy::default();
         if let Some(patience) = self.patience.or(options.patience) {
             reconnect.give_up_after = patience;
@@ -202,12 +236,14 @@ impl OnArgs {
         connect.session_name = options.name;
         connect.detach_ttl = options.detach_ttl;
         connect.reconnect = reconnect;
-        let client = match &self.on {
+        connect.tuning.heartbeat = options.heartbeat.then(Heartbeat::default);
+        let cwd = self.settings().and_then(|settings| settings.cwd.clone());
+        let client = match self.place() {
             None => {
                 let server = embedded(self.token_file.as_deref(), options.sandbox)?;
                 let client =
                     ExecServerClient::connect_connection(server.connect(), connect).await?;
-                return Ok(Connected { client, server: Some(server) });
+                return Ok(Connected { client, cwd, server: Some(server) });
             }
             Some(Place::Websocket(url)) => {
                 let mut args = RemoteExecServerConnectArgs::new(url, connect.client_name);
@@ -218,12 +254,13 @@ impl OnArgs {
                     }
                     args.bearer_token = Some(token.credential.expose().to_owned());
                 }
-                args.client_certificate = self.client_cert.clone().zip(self.client_key.clone());
+                args.client_certificate = self.client_certificate();
                 args.resume_session_id = connect.resume_session_id;
                 args.attach = connect.attach;
                 args.session_name = connect.session_name;
                 args.detach_ttl = connect.detach_ttl;
                 args.reconnect = connect.reconnect;
+                args.tuning = connect.tuning;
                 ExecServerClient::connect_websocket(args).await
             }
             Some(Place::Stdio(argv)) => {
@@ -244,14 +281,14 @@ impl OnArgs {
             }
         };
         match client {
-            Ok(client) => Ok(Connected { client, server: None }),
+            Ok(client) => Ok(Connected { client, cwd, server: None }),
             Err(error) => Err(self.explain(error).into()),
         }
     }
 
     /// The server, for messages.
     pub(crate) fn display(&self) -> String {
-        match &self.on {
+        match self.place() {
             None => "this machine, no server".to_owned(),
             Some(Place::Websocket(url)) => WebsocketDial::new(url).redacted_url(),
             Some(Place::Stdio(argv)) => format!("stdio:{}", argv.join(" ")),
@@ -261,9 +298,10 @@ impl OnArgs {
 
     /// The same flags, quoted for a shell.
     pub(crate) fn flag(&self) -> String {
-        match &self.on {
-            None => String::new(),
-            Some(_) => {
+        match (self.place_name(), self.place()) {
+            (Some(name), _) => format!(" --on {name}"),
+            (None, None) => String::new(),
+            (None, Some(_)) => {
                 let on = format!(" --on {}", crate::style::quoted(&self.display()));
                 match &self.registry {
                     Some(url) => format!("{on} --registry {}", crate::style::quoted(url)),
@@ -303,7 +341,8 @@ impl OnArgs {
     }
 
     fn token_in_file(&self) -> anyhow::Result<Option<String>> {
-        let Some(file) = &self.token_file else { return Ok(None) };
+        let settings = self.settings().and_then(|settings| settings.token_file.as_ref());
+        let Some(file) = self.token_file.as_ref().or(settings) else { return Ok(None) };
         let token = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read the token file {}", file.display()))?;
         match token.trim() {
@@ -314,10 +353,19 @@ impl OnArgs {
         }
     }
 
+    /// The client's certificate and its key.
+    fn client_certificate(&self) -> Option<(PathBuf, PathBuf)> {
+        let given = self.client_cert.clone().zip(self.client_key.clone());
+        given.or_else(|| {
+            let settings = self.settings()?;
+            settings.client_cert.clone().zip(settings.client_key.clone())
+        })
+    }
+
     /// Adds a hint to a client's error.
     fn explain(&self, error: ExecServerError) -> CommandError {
         let kind = error.kind();
-        let environment = match &self.on {
+        let environment = match self.place() {
             Some(Place::Environment(id)) => Some(id),
             _ => None,
         };
@@ -356,6 +404,11 @@ impl Connected {
         self.server.is_some()
     }
 
+    /// Closes a connection to a server that does not answer, and so does not wait for it.
+    pub(crate) async fn abandon(self) {
+        let _ = tokio::time::timeout(ABANDON_TIMEOUT, self.close()).await;
+    }
+
     /// Closes the connection and shuts down a server in this process.
     pub(crate) async fn close(self) {
         self.client.close().await;
@@ -369,6 +422,11 @@ impl Connected {
 fn origin(url: &str) -> anyhow::Result<Origin> {
     let shown = WebsocketDial::new(url).redacted_url();
     url.parse().with_context(|| format!("invalid --on URL {shown}"))
+}
+
+/// Fails if this is not the URL of a registry.
+pub(crate) fn check_registry(url: &str) -> anyhow::Result<()> {
+    url.parse::<Origin>().map(drop).with_context(|| format!("invalid registry URL {url}"))
 }
 
 /// Warns, once, before a token goes unencrypted to another machine.
@@ -391,6 +449,9 @@ fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> 
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start the built-in server")
 }
+
+/// How long a server that does not answer may delay the end of this program.
+const ABANDON_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long the program waits at its end for a pending renewal of the sign-in: the issuer's timeout, and a
 /// little time to store the tokens.

@@ -1,9 +1,9 @@
 //! Writes the output of a process to stdout and stderr, or as JSON, one object per line.
 
-use std::io;
+use std::io::{self, Write};
 
 use codex_exec_server::client::{ExitStatus, Lost};
-use codex_exec_server::{AppliedLimits, EndedBy, OutputStream, SandboxType, Usage};
+use codex_exec_server::{AppliedLimits, EndedBy, ErrorKind, OutputStream, SandboxType, Usage};
 use codex_linux_sandbox::Assurance;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt, Stderr, Stdout};
@@ -58,6 +58,8 @@ pub(crate) enum JsonEvent<'a> {
     Closed,
     /// The sandbox denied the command something, and the user was asked.
     Asked { approved: bool },
+    /// This program failed; if the command has started, its outcome is unknown. It exits with this code.
+    Failed { kind: ErrorKind, message: String, exit_code: u8 },
 }
 
 impl Sink {
@@ -100,6 +102,14 @@ impl Sink {
         let text = json_text::line(line)? + "\n";
         write(&mut self.stdout, text.as_bytes()).await
     }
+}
+
+/// Prints an event outside of a runtime.
+pub(crate) fn print_line(line: &JsonEvent<'_>) -> io::Result<()> {
+    let text = json_text::line(line)? + "\n";
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
 }
 
 async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {

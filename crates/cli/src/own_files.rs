@@ -10,9 +10,9 @@ use codex_exec_server::SignInSources;
 use codex_exec_server::credentials::home_dir;
 use codex_linux_sandbox::OwnFiles;
 
-use crate::{rendezvous, saved_sessions};
+use crate::{places_file, rendezvous, saved_sessions};
 
-/// The credentials of `codex login`, the saved sessions, the data of a rendezvous, this executable, and
+/// The credentials of `codex login`, the saved sessions, the places, the data of a rendezvous, this executable, and
 /// `more` files with credentials, such as token files given by flags.
 pub(crate) fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFiles {
     let signed_in = SignInSources::from_env().auth_file().map(|file| file.path().to_owned());
@@ -22,6 +22,7 @@ pub(crate) fn own_files<'a>(more: impl IntoIterator<Item = &'a Path>) -> OwnFile
         .into_iter()
         .chain(usual)
         .chain(saved_sessions::directories())
+        .chain(places_file::directories())
         .chain([rendezvous::data_directory()])
         .chain(more.into_iter().map(Path::to_owned));
     let executable = std::env::current_exe().ok().into_iter().chain(started_as());

@@ -1,4 +1,40 @@
-//! The value of `--on`.
+//! The value of `--on`: an address, or the name of a place in the user's file.
+
+use crate::exit;
+use crate::places_file::{self, PlaceSettings, PlacesFile};
+
+/// The value of `--on`, resolved.
+#[derive(Debug, Clone)]
+pub(crate) struct Chosen {
+    pub place: Place,
+    /// The name and the settings, if it was chosen by name.
+    pub named: Option<Box<NamedPlace>>,
+}
+
+/// A place of the user's file.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedPlace {
+    pub name: String,
+    pub settings: PlaceSettings,
+}
+
+impl From<Place> for Chosen {
+    fn from(place: Place) -> Self {
+        Self { place, named: None }
+    }
+}
+
+/// Parses the value of `--on`. Reads the user's file if it can be a name.
+pub(crate) fn choose(text: &str) -> Result<Chosen, String> {
+    if !places_file::is_name(text) {
+        return place(text).map(Chosen::from);
+    }
+    let settings = PlacesFile::read().and_then(|file| file.find(text).cloned());
+    let settings = settings.map_err(|error| exit::message(&error))?;
+    let place = settings.place()?;
+    let named = NamedPlace { name: text.to_owned(), settings };
+    Ok(Chosen { place, named: Some(Box::new(named)) })
+}
 
 /// A server that `--on` names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +62,7 @@ impl Place {
     }
 }
 
-/// Parses the value of `--on`.
+/// Parses an address.
 pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.starts_with("ws://") || text.starts_with("wss://") {
         return Ok(Place::Websocket(text.to_owned()));
@@ -65,7 +101,8 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
             id => Ok(Place::Environment(id.to_owned())),
         };
     }
-    Err("expected ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND or env:ID"
+    Err("expected ws://HOST:PORT, wss://HOST, unix:PATH, vsock:CID:PORT, stdio:COMMAND, env:ID or the name \
+         of a place (`codex places list`)"
         .to_owned())
 }
 

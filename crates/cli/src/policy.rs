@@ -7,12 +7,17 @@ use codex_exec_server::client::{PermissionProfile, SandboxContext};
 use codex_linux_sandbox::Assurance;
 
 use crate::hosts::HostRules;
+use crate::places_file::PlaceSettings;
+
+/// The value of `--sandbox` for no sandbox.
+const NONE: &str = "none";
 
 /// `--sandbox`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SandboxArgs {
     /// Confine it to a sandbox: read-only, workspace-write (may write to the working directory and to
-    /// temporary directories; no network), or a JSON file with your own permissions
+    /// temporary directories; no network), a JSON file with your own permissions, or none (to leave out
+    /// that of a place)
     #[arg(long, value_name = "SANDBOX")]
     pub sandbox: Option<String>,
 
@@ -22,19 +27,31 @@ pub(crate) struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// Whether `--sandbox` is given.
+    /// These flags, with the sandbox of the place if no other is given.
+    #[must_use]
+    pub(crate) fn or_of(&self, settings: Option<&PlaceSettings>) -> Self {
+        let of_place = || settings.and_then(|settings| settings.sandbox.clone());
+        Self { sandbox: self.sandbox.clone().or_else(of_place), ..self.clone() }
+    }
+
+    /// The sandbox, unless it is `none`.
+    fn given(&self) -> Option<&str> {
+        self.sandbox.as_deref().filter(|given| *given != NONE)
+    }
+
+    /// Whether there is a sandbox.
     pub(crate) fn is_given(&self) -> bool {
-        self.sandbox.is_some()
+        self.given().is_some()
     }
 
     /// The host rules of the policy file, if there is one.
     pub(crate) fn hosts(&self) -> anyhow::Result<Option<HostRules>> {
-        self.sandbox.as_deref().map_or(Ok(None), hosts)
+        self.given().map_or(Ok(None), hosts)
     }
 
     /// The sandbox, with this directory as its workspace unless a file says otherwise.
     pub(crate) fn context(&self, workspace: &PathUri) -> anyhow::Result<Option<SandboxContext>> {
-        let Some(given) = self.sandbox.as_deref() else { return Ok(None) };
+        let Some(given) = self.given() else { return Ok(None) };
         let mut context = context(given, workspace)?;
         context.assurance = self.sandbox_assurance.or(context.assurance);
         Ok(Some(context))

@@ -156,7 +156,7 @@ fn brief(error: &anyhow::Error) -> String {
         ErrorKind::ConnectionRefused => "server not running".to_owned(),
         ErrorKind::TokenRefused => "token refused".to_owned(),
         ErrorKind::Unsupported => "(server cannot list processes)".to_owned(),
-        _ => format!("{error:#}"),
+        _ => exit::message(error),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use codex_exec_server::client::trust_only;
 use codex_exec_server::credentials::{
     AwsCredential, AwsSources, ChatGptAccessToken, CredentialPipe, CredentialPipeConfig,
     read_token_line,
@@ -19,6 +20,7 @@ use codex_exec_server::{
 use codex_exec_server::remote_mode::Credential;
 
 use crate::config_args::ConfigArgs;
+use crate::remote_status::{self, Served};
 
 /// If this variable is `1` or `true`, it acts like `--exit-on-stdin-close`.
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
@@ -97,6 +99,11 @@ pub(crate) struct RemoteArgs {
     #[arg(long, value_name = "HOST", requires = "remote", alias = "allow-host")]
     allow_registry_host: Vec<String>,
 
+    /// Trust the certificate authorities in this PEM file instead of the system's, for the registry and the
+    /// rendezvous [$CODEX_CA_CERTIFICATE names one to trust besides them]
+    #[arg(long, value_name = "FILE", requires = "remote")]
+    ca_file: Option<std::path::PathBuf>,
+
     /// Stop at the end of stdin, so that the server ends with the program that started it
     #[arg(long)]
     exit_on_stdin_close: bool,
@@ -156,6 +163,9 @@ impl RemoteArgs {
         paths: &ExecServerRuntimePaths,
         forward_to: Option<String>,
     ) -> anyhow::Result<()> {
+        if let Some(file) = &self.ca_file {
+            trust_only(file).map_err(anyhow::Error::msg)?;
+        }
         if self.aws_sigv4 && self.remote_transport != Transport::Direct {
             anyhow::bail!("--aws-sigv4 requires --remote-transport direct");
         }
@@ -186,7 +196,9 @@ impl RemoteArgs {
         if let Some(credential) = stdin_credential {
             let environment_id =
                 self.environment_id.context("--remote needs --environment-id ID")?;
+            let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
             let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
+            config.relay.connected = Some(status);
             config.name = name;
             config.server = server;
             config.forward_to = forward_to;
@@ -200,7 +212,10 @@ impl RemoteArgs {
         match (self.environment_id, self.executor_id) {
             (Some(environment_id), _) => {
                 let sign_in = sources.sign_in(agent.unwrap_or_default())?;
+                let status =
+                    remote_status::report(&base_url, &Served::Environment(&environment_id));
                 let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, sign_in);
+                config.relay.connected = Some(status);
                 config.name = name;
                 config.server = server;
                 config.forward_to = forward_to;
@@ -208,7 +223,9 @@ impl RemoteArgs {
             }
             (None, Some(executor_id)) => {
                 let sign_in = sources.sign_in(agent.unwrap_or(SignInKind::RemoteBearer))?;
+                let status = remote_status::report(&base_url, &Served::Executor(&executor_id));
                 let mut config = RemoteExecutorConfig::new(base_url, executor_id, sign_in);
+                config.relay.connected = Some(status);
                 config.name = name;
                 config.server = server;
                 Ok(run_remote_executor_until(config, paths, stop).await?)
@@ -235,7 +252,9 @@ impl RemoteArgs {
         let credential = AwsCredential::new(sources, service)?;
         let base_url = self.remote.context("direct needs --remote URL")?;
         let environment_id = self.environment_id.context("direct needs --environment-id ID")?;
+        let status = remote_status::report(&base_url, &Served::Direct(&environment_id));
         let mut config = DirectEnvironmentConfig::new(base_url, environment_id, credential);
+        config.dial.connected = Some(status);
         config.server = server;
         let stop =
             shutdown_signal_or_stdin_end(wants_exit_on_stdin_close(self.exit_on_stdin_close));
@@ -254,7 +273,9 @@ impl RemoteArgs {
         let pipe_config = CredentialPipeConfig::new(&environment_id);
         let stdin = tokio::io::BufReader::new(tokio::io::stdin());
         let (pipe, credential) = CredentialPipe::open(stdin, pipe_config).await?;
+        let status = remote_status::report(&base_url, &Served::Environment(&environment_id));
         let mut config = RemoteEnvironmentConfig::new(base_url, environment_id, credential);
+        config.relay.connected = Some(status);
         config.name = self.name.unwrap_or_else(|| "codex-exec-server".to_owned());
         config.server = server;
         config.forward_to = forward_to;

@@ -7,12 +7,33 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use codex_exec_server::{ExecServerClient, PathUri};
 
-/// Resolves a path as written: absolute, below `~`, or relative to the server's working directory.
+use crate::on::Connected;
+
+/// Resolves a path as written: absolute, below `~`, or relative to the working directory of the place, or else
+/// of the server.
 pub(crate) fn resolve(
-    client: &ExecServerClient,
+    connected: &Connected,
     written: impl AsRef<OsStr>,
 ) -> anyhow::Result<PathUri> {
-    let (info, written) = (client.info(), written.as_ref());
+    let written = written.as_ref();
+    match &connected.cwd {
+        Some(cwd) if is_relative(written) => {
+            let cwd = resolve_on(&connected.client, OsStr::new(cwd))
+                .with_context(|| format!("invalid cwd `{cwd}` of the place"))?;
+            let bad = || format!("invalid path `{}`", written.display());
+            cwd.join(written.as_bytes()).with_context(bad)
+        }
+        _ => resolve_on(&connected.client, written),
+    }
+}
+
+fn is_relative(written: &OsStr) -> bool {
+    let is_uri = written.to_str().is_some_and(|text| text.starts_with("file:"));
+    !is_uri && !matches!(written.as_bytes(), b"" | [b'/', ..] | b"~" | [b'~', b'/', ..])
+}
+
+fn resolve_on(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
+    let info = client.info();
     let shown = written.display();
     let bad = || format!("invalid path `{shown}`");
     if let Some(uri) = written.to_str().filter(|text| text.starts_with("file:")) {
@@ -45,9 +66,9 @@ pub(crate) fn resolve(
     }
 }
 
-/// The server's working directory.
-pub(crate) fn working_directory(client: &ExecServerClient) -> anyhow::Result<PathUri> {
-    resolve(client, ".")
+/// The working directory of the place, or else of the server.
+pub(crate) fn working_directory(connected: &Connected) -> anyhow::Result<PathUri> {
+    resolve(connected, ".")
 }
 
 /// A path on the server, for messages.

@@ -16,7 +16,7 @@ use codex_exec_server::{ErrorKind, ExecServerClient, FsRemoveParams, PathUri};
 
 use crate::confirm::Terminal;
 use crate::exit::{self, CommandError};
-use crate::on::{ConnectOptions, OnArgs, block_on};
+use crate::on::{ConnectOptions, Connected, OnArgs, block_on};
 use crate::remote_path::{self, strip_colon};
 
 /// Remove files on the server
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         let connected = args.on.connect(ConnectOptions::default()).await?;
         let mut code = ExitCode::SUCCESS;
         for written in &args.paths {
-            let removed = match removable_path(&connected.client, strip_colon(written)) {
+            let removed = match removable_path(&connected, strip_colon(written)) {
                 Ok(path) => args.remove(&connected.client, path, written).await,
                 Err(error) => Err(error),
             };
@@ -80,12 +80,12 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
 
 /// Resolves the path; refuses `.`, `..` and the root, which are mistakes, for example after an unset
 /// variable.
-fn removable_path(client: &ExecServerClient, written: &OsStr) -> anyhow::Result<PathUri> {
+fn removable_path(connected: &Connected, written: &OsStr) -> anyhow::Result<PathUri> {
     let last = written.as_bytes().split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
     if matches!(last, Some(b"." | b"..")) {
         bail!("refusing to remove `.` or `..`; write the directory's name");
     }
-    let path = remote_path::resolve(client, written)?;
+    let path = remote_path::resolve(connected, written)?;
     if path.as_bytes() == b"/" {
         bail!("refusing to remove the root directory");
     }

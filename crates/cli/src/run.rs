@@ -13,13 +13,14 @@ use codex_exec_server::{
     ProcessId, ResourceLimits, Retain, RetainUntil,
 };
 
+use crate::env_args::EnvArgs;
 use crate::exec_server::parse_duration;
 use crate::exit::{self, CommandError, NOT_RUN, print_stderr};
 use crate::foreground::{Ending, Foreground, warn_abandoned};
 use crate::hosts::{HostArgs, HostRules, Watched};
 use crate::limits::{self, RunLimits};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
-use crate::output::{JsonEvent, Sink};
+use crate::output::{self, JsonEvent, Sink};
 use crate::place::Place;
 use crate::policy::SandboxArgs;
 use crate::saved_sessions::{SavedSession, SessionName};
@@ -77,9 +78,8 @@ pub(crate) struct RunArgs {
     #[arg(short = 'C', long, value_name = "DIR")]
     cwd: Option<String>,
 
-    /// Set a variable; NAME alone copies its local value
-    #[arg(short, long = "env", value_name = "NAME=VALUE")]
-    env: Vec<String>,
+    #[command(flatten)]
+    env: EnvArgs,
 
     /// Which variables to inherit from the server [default: all]
     #[arg(long, value_enum, value_name = "WHAT")]
@@ -96,6 +96,10 @@ pub(crate) struct RunArgs {
     hosts: HostArgs,
 
     /// Print events as JSON, one per line
+    ///
+    /// By `type`: started, output (stream, and text or base64), lost, asked, exited (exitCode, and endedBy if a
+    /// limit ended it: wall is --timeout), closed; failed (kind, message, exitCode) if codex fails, for example
+    /// because it cannot connect or the command cannot be started.
     #[arg(long)]
     json: bool,
 
@@ -136,7 +140,14 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Some(name) => block_on(detach(args, name)),
         None => run_foreground(args),
     };
-    result.map_err(exit::with_command_code)
+    let result = result.map_err(exit::with_command_code);
+    if let (true, Err(error)) = (args.json, &result) {
+        let (kind, message) = (exit::kind(error), exit::message(error));
+        let line = JsonEvent::Failed { kind, message, exit_code: exit::code(error) };
+        // Its failure is that of the output, which is reported anyway.
+        let _ = output::print_line(&line);
+    }
+    result
 }
 
 fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -149,8 +160,9 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     block_on(async {
         let signals = Signals::listen()?;
-        let sandbox = args.sandbox.is_given() || rules.is_some();
-        let options = ConnectOptions { sandbox, ..ConnectOptions::default() };
+        let sandbox = args.sandbox().is_given() || rules.is_some();
+        let heartbeat = io::stderr().is_terminal();
+        let options = ConnectOptions { sandbox, heartbeat, ..ConnectOptions::default() };
         let connected = tokio::select! {
             connected = args.on.connect(options) => connected?,
             code = signals.exit_code() => return Ok(exit::status(code)),
@@ -173,7 +185,10 @@ fn run_foreground(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let ending = args.run_process(&connected, &foreground, &process).await;
         drop(terminal);
         let session = connected.client.session_id();
-        connected.close().await;
+        match ending {
+            Ok(Ending::Abandoned(_)) => connected.abandon().await,
+            _ => connected.close().await,
+        }
         if let Some(watched) = watched {
             watched.report().await;
         }
@@ -223,9 +238,14 @@ impl RunArgs {
         }
     }
 
+    /// `--sandbox`, or that of the place.
+    fn sandbox(&self) -> SandboxArgs {
+        self.sandbox.or_of(self.on.settings())
+    }
+
     /// The hosts that the command may connect to; `None`: not restricted.
     fn host_rules(&self) -> anyhow::Result<Option<HostRules>> {
-        Ok(self.hosts.rules(self.sandbox.hosts()?))
+        Ok(self.hosts.rules(self.sandbox().hosts()?))
     }
 
     /// The command to start, without the options of detached runs.
@@ -237,7 +257,7 @@ impl RunArgs {
             false if self.merge => after_script("exec \"$@\" 2>&1", self.command.clone()),
             false => self.command.clone(),
         };
-        let sandbox = self.sandbox.context(&cwd)?;
+        let sandbox = self.sandbox().context(&cwd)?;
         let mut command = ExecCommand::new(argv)
             .cwd_uri(cwd)
             .env_policy(self.env_policy(connected.is_embedded()));
@@ -251,17 +271,7 @@ impl RunArgs {
         } else if stdin && (client.capabilities().process_close_stdin || !input::is_at_end()) {
             command = command.pipe_stdin();
         }
-        for pair in &self.env {
-            let (name, value) = match pair.split_once('=') {
-                Some((name, value)) => (name, value.to_owned()),
-                None => (pair.as_str(), local_variable(pair)?),
-            };
-            if name.is_empty() {
-                bail!("invalid variable `{pair}`: expected -e NAME=VALUE or -e NAME");
-            }
-            command = command.env(name, value);
-        }
-        Ok(command)
+        self.env.apply(command, self.on.settings())
     }
 
     /// The limits that the server has to enforce.
@@ -286,8 +296,8 @@ impl RunArgs {
 
     fn directory(&self, connected: &Connected) -> anyhow::Result<PathUri> {
         match &self.cwd {
-            Some(cwd) => remote_path::resolve(&connected.client, cwd),
-            None => remote_path::working_directory(&connected.client)
+            Some(cwd) => remote_path::resolve(connected, cwd),
+            None => remote_path::working_directory(connected)
                 .context("cannot choose a working directory; pass --cwd DIR"),
         }
     }
@@ -350,7 +360,7 @@ impl RunArgs {
         );
         if unsure
             && let Some(cwd) = &self.cwd
-            && let Ok(path) = remote_path::resolve(&connected.client, cwd)
+            && let Ok(path) = remote_path::resolve(connected, cwd)
             && !connected.client.files().metadata(&path).await.is_ok_and(|is| is.is_directory)
         {
             let missing = anyhow::anyhow!("there is no directory {cwd} on the server");
@@ -414,14 +424,9 @@ pub(crate) fn in_terminal(command: ExecCommand) -> ExecCommand {
     command.size(rows, cols).env("TERM", term)
 }
 
-fn local_variable(name: &str) -> anyhow::Result<String> {
-    std::env::var(name)
-        .with_context(|| format!("cannot copy ${name}; set it, or pass -e {name}=VALUE"))
-}
-
 /// Saves the session, starts the command and exits.
 async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> {
-    let Some(place) = &args.on.on else {
+    let Some(place) = args.on.place() else {
         bail!(
             "--detach needs a server that keeps running; start one with `codex exec-server --listen \
              ws://127.0.0.1:4500` and add --on ws://127.0.0.1:4500"
@@ -444,7 +449,7 @@ async fn detach(args: &RunArgs, name: &SessionName) -> anyhow::Result<ExitCode> 
     if rules.as_ref().is_some_and(|rules| rules.ask) {
         bail!("--ask-host needs a command in the foreground; leave out --detach");
     }
-    let sandbox = args.sandbox.is_given() || rules.is_some();
+    let sandbox = args.sandbox().is_given() || rules.is_some();
     let options = ConnectOptions {
         detach_ttl: Some(args.keep),
         sandbox,

@@ -26,7 +26,7 @@ impl SavedSession {
         process: &str,
         tty: bool,
     ) -> anyhow::Result<Option<Self>> {
-        let Some(place) = &on.on else { return Ok(None) };
+        let Some(place) = on.place() else { return Ok(None) };
         let Some(url) = place.url() else { return Ok(None) };
         let registry = match place {
             Place::Environment(_) => on.registry().ok(),
@@ -40,6 +40,7 @@ impl SavedSession {
             process_id: process.to_owned(),
             tty,
             credential: on.saved_credential()?,
+            place: on.place_name().map(str::to_owned),
         }))
     }
 

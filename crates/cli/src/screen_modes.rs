@@ -50,6 +50,11 @@ impl ScreenModes {
         any_changed
     }
 
+    /// Whether the alternate screen is shown.
+    pub(crate) fn is_alternate(&self) -> bool {
+        [47, 1047, 1049].iter().any(|mode| self.changed.contains(mode))
+    }
+
     fn sequence(&mut self, sequence: &[u8], end: u8) -> bool {
         let Some(numbers) = sequence.strip_prefix(b"?") else { return false };
         let set = match end {

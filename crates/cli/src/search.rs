@@ -25,7 +25,8 @@ use crate::style::{Style, name_for_stdout, printable, quoted};
 Examples:
   codex search 'fn main' --on ws://127.0.0.1:4500
   codex search -i -g '*.rs' -C 2 'unwrap\\(\\)' src
-  codex search -F 'a.b[0]' . | cut -d: -f1 | sort -u   a pipe gets PATH:LINE:TEXT
+  codex search -l TODO | xargs -d '\\n' codex cat       names only
+  codex search -F 'a.b[0]' . | cut -d: -f2             a pipe gets PATH:LINE:TEXT
 
 Exit codes: 0 a line matches; 1 no line matches; 2 failure, or no line matches and some files could
   not be read.")]
@@ -48,6 +49,10 @@ pub(crate) struct SearchArgs {
     /// Search only files that match; a leading ! excludes them; can be repeated
     #[arg(short, long, value_name = "GLOB")]
     glob: Vec<String>,
+
+    /// Print only the names of files with a match
+    #[arg(short = 'l', long, conflicts_with = "context")]
+    files_with_matches: bool,
 
     /// Show this many lines around each match
     #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
@@ -88,11 +93,14 @@ impl SearchArgs {
                 quoted(&strip_colon(&self.path).to_string_lossy())
             );
         }
-        let root = remote_path::resolve(&connected.client, strip_colon(&self.path))?;
+        let root = remote_path::resolve(&connected, strip_colon(&self.path))?;
         let found = connected.client.fs_search(self.params(root.clone())).await?;
         let mut out =
             Printer { root: &root, written: strip_colon(&self.path), style: Style::stdout() };
-        let printed = out.print(&found);
+        let printed = match self.files_with_matches {
+            true => out.print_names(&found),
+            false => out.print(&found),
+        };
         connected.close().await;
         printed?;
         for error in &found.errors {
@@ -126,6 +134,7 @@ impl SearchArgs {
         params.before_context = self.context;
         params.after_context = self.context;
         params.max_matches = Some(self.max);
+        params.max_matches_per_file = self.files_with_matches.then_some(1);
         for glob in &self.glob {
             match glob.strip_prefix('!') {
                 Some(glob) => params.exclude.push(glob.to_owned()),
@@ -151,6 +160,15 @@ impl Printer<'_> {
                 writeln!(out)?;
             }
             self.file(&mut out, file, headings)?;
+        }
+        out.flush()
+    }
+
+    fn print_names(&self, found: &FsSearchResponse) -> std::io::Result<()> {
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        for file in &found.files {
+            out.write_all(&self.name(&file.path))?;
+            writeln!(out)?;
         }
         out.flush()
     }

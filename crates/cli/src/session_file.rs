@@ -53,6 +53,9 @@ pub(crate) struct SavedSession {
     /// The credential that the session was made with; no other one is sent to its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<SavedCredential>,
+    /// The name of the place in the user's file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 /// What is remembered of a credential; never its value.

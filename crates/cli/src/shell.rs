@@ -8,10 +8,12 @@ use clap::Args;
 use codex_exec_server::client::ExecCommand;
 use codex_exec_server::{AttachParams, Fit, ResourceLimits};
 
+use crate::env_args::EnvArgs;
 use crate::exec_server::{format_duration, parse_duration};
 use crate::exit::{self, NOT_RUN, print_stderr};
 use crate::foreground::{Ending, Foreground, kill, warn_abandoned, warn_left_over};
 use crate::on::{ConnectOptions, Connected, OnArgs, block_on};
+use crate::policy::SandboxArgs;
 use crate::remote_path;
 use crate::run::{env_policy, in_terminal, with_terminal_size};
 use crate::saved_sessions::{SavedSession, SessionName};
@@ -22,7 +24,7 @@ use crate::terminal::Terminal;
 /// The shell's id in its session.
 const PROCESS: &str = "shell";
 
-/// Open a login shell on the server
+/// Open a login shell on the server, or run a command in its place
 ///
 /// If the connection drops, codex reconnects and the shell continues where it was. When the shell
 /// exits, the server kills what it left running. A shell with a name also survives the end of codex and of
@@ -34,10 +36,11 @@ Examples:
   codex shell --on 'stdio:ssh host codex exec-server --listen stdio'
   codex shell --on ws://… --name work          detach with ~. and reattach with codex attach work,
                                                also after a crash of codex or of this machine
+  codex shell --on build -e EDITOR=vi -- htop  a command instead of the login shell
 
 Keys, after Enter:
   ~.   detach; the shell keeps running for --keep, and codex attach reattaches. A shell on this
-       machine or behind stdio: ends instead
+       machine or behind stdio: ends instead. During an outage codex says that it cannot know
   ~?   show these keys
   ~~   type a tilde
 
@@ -50,6 +53,12 @@ pub(crate) struct ShellArgs {
     #[arg(short = 'C', long, value_name = "DIR")]
     cwd: Option<String>,
 
+    #[command(flatten)]
+    env: EnvArgs,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
+
     /// The name to reattach by [default: shell- and four characters]
     #[arg(long)]
     name: Option<SessionName>,
@@ -57,6 +66,10 @@ pub(crate) struct ShellArgs {
     /// End the shell after this time without a client
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h")]
     keep: Duration,
+
+    /// A command and its arguments, instead of a login shell
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 }
 
 pub(crate) fn run(args: &ShellArgs) -> anyhow::Result<ExitCode> {
@@ -70,6 +83,8 @@ impl ShellArgs {
         block_on(async {
             let signals = Signals::listen()?;
             let options = ConnectOptions {
+                heartbeat: true,
+                sandbox: self.sandbox.or_of(self.on.settings()).is_given(),
                 detach_ttl: Some(self.keep),
                 // Reconnect for as long as the server keeps the shell.
                 patience: Some(self.keep),
@@ -117,7 +132,10 @@ impl ShellArgs {
             drop(terminal);
             let kept = connected.client.capabilities().session_detach_ttl;
             let nothing_left = !ending.has_ended() || kill(&connected.client, &id).await;
-            connected.close().await;
+            match ending {
+                Ending::Abandoned(_) => connected.abandon().await,
+                _ => connected.close().await,
+            }
             match ending {
                 Ending::Exited { code, .. }
                 | Ending::Incomplete { code, .. }
@@ -150,20 +168,27 @@ impl ShellArgs {
         let info = client.info();
         let path = if info.shell.path.is_empty() { "/bin/sh" } else { &info.shell.path };
         let cwd = match &self.cwd {
-            Some(cwd) => remote_path::resolve(client, cwd)?,
-            None if connected.is_embedded() => remote_path::working_directory(client)?,
-            None => remote_path::resolve(client, "~")
-                .or_else(|_| remote_path::working_directory(client))
+            Some(cwd) => remote_path::resolve(connected, cwd)?,
+            None if connected.is_embedded() || connected.cwd.is_some() => {
+                remote_path::working_directory(connected)?
+            }
+            None => remote_path::resolve(connected, "~")
+                .or_else(|_| remote_path::working_directory(connected))
                 .context("cannot choose a directory to start in; pass --cwd DIR")?,
         };
         // Every shell knows this flag. An argv[0] that starts with a dash does the same, but not every
         // server supports arg0 for a process in a terminal.
-        let command =
-            ExecCommand::new(with_terminal_size(client, vec![path.to_owned(), "-l".to_owned()]))
-                .cwd_uri(cwd)
-                .process_id(PROCESS)
-                .env_policy(Some(env_policy(connected.is_embedded())));
-        Ok(in_terminal(command))
+        let argv = match self.command.is_empty() {
+            true => vec![path.to_owned(), "-l".to_owned()],
+            false => self.command.clone(),
+        };
+        let sandbox = self.sandbox.or_of(self.on.settings()).context(&cwd)?;
+        let command = ExecCommand::new(with_terminal_size(client, argv))
+            .cwd_uri(cwd)
+            .sandbox(sandbox)
+            .process_id(PROCESS)
+            .env_policy(Some(env_policy(connected.is_embedded())));
+        self.env.apply(in_terminal(command), self.on.settings())
     }
 
     /// The session to save, if the server has sessions that outlive a connection.

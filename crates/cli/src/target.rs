@@ -10,6 +10,7 @@ use crate::exit::{self, CommandError};
 use crate::on::{ConnectOptions, Connected, OnArgs};
 use crate::place::place;
 use crate::saved_sessions::{SavedSession, SessionName};
+use crate::style::quoted;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
@@ -22,7 +23,7 @@ pub(crate) struct TargetArgs {
 
     /// A name given by --detach or printed by codex shell; with --session, a process id
     #[arg(value_name = "NAME")]
-    id: String,
+    pub id: String,
 }
 
 /// A process in its session.
@@ -54,7 +55,7 @@ impl Join {
     pub(crate) fn options(self, process: Option<&str>) -> ConnectOptions {
         let events = process.filter(|_| self.watch).map(ProcessId::from).into_iter().collect();
         let attach = AttachParams { role: self.role, events, take: self.take };
-        ConnectOptions { attach: Some(attach), ..ConnectOptions::default() }
+        ConnectOptions { attach: Some(attach), heartbeat: self.watch, ..ConnectOptions::default() }
     }
 }
 
@@ -114,6 +115,15 @@ impl TargetArgs {
 }
 
 impl TargetArgs {
+    /// The same arguments, quoted for a shell.
+    pub(crate) fn arguments(&self) -> String {
+        let session = match &self.session {
+            Some(session) => format!(" --session {}", quoted(session)),
+            None => String::new(),
+        };
+        format!("{}{session} {}", self.on.flag(), quoted(&self.id))
+    }
+
     /// The session and the process with this name on the server of `--on`, wherever it was started.
     async fn find_on_server(&self) -> anyhow::Result<Option<(String, String)>> {
         let mut found = named(list(&self.on).await?, &self.id);
@@ -149,7 +159,7 @@ pub(crate) fn process_of(session: &SessionInfo) -> Option<&ProcessInfo> {
 
 /// The sessions of this user on the server of `--on`; none without a server, or if it cannot list them.
 pub(crate) async fn list(on: &OnArgs) -> anyhow::Result<Vec<SessionInfo>> {
-    if on.on.is_none() {
+    if on.place().is_none() {
         return Ok(Vec::new());
     }
     let options = ConnectOptions { fail_fast: true, ..ConnectOptions::default() };
@@ -223,7 +233,7 @@ pub(crate) async fn connect(
     if let Some(saved) = find(session)? {
         return Ok((resume(on, &saved, options).await?, Some(saved)));
     }
-    if on.on.is_none() {
+    if on.place().is_none() {
         bail!("no saved session `{session}`; if it is a session id, add --on SERVER");
     }
     let options = ConnectOptions { session: Some(session.to_owned()), ..options };

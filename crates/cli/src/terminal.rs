@@ -76,6 +76,11 @@ impl Terminal {
         }
     }
 
+    /// Whether the output has switched to the alternate screen.
+    pub(crate) fn is_alternate(&self) -> bool {
+        self.modes.borrow().is_alternate()
+    }
+
     fn update_guard(&self, reset: &[u8]) {
         let mut guard = self.guard.borrow_mut();
         let Some(pipe) = guard.as_mut() else { return };

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use codex_exec_rpc::Connection;
+use codex_exec_server_protocol::environment::EnvironmentStatusParams;
 use codex_exec_server_protocol::process::{OutputStream, ProcessId};
 use codex_exec_server_protocol::resources::{EndedBy, Usage};
 use codex_exec_server_protocol::session::InitializeParams;
 use codex_exec_server_protocol::{
-    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, notification,
+    Base64Bytes, DecodeLimits, ErrorKind, Incoming, Notification, RequestId, call, notification,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -25,6 +26,7 @@ use crate::channel::Channel;
 use crate::dialer::Dialer;
 use crate::error::{ExecServerError, Lost};
 use crate::handshake::{HandshakeError, handshake};
+use crate::heartbeat::{Due, Silence};
 use crate::process::ExitStatus;
 use crate::shared::{ChannelState, ConnectionStatus, Shared};
 
@@ -100,11 +102,32 @@ impl Driver {
         connection: &mut Connection,
         channel: &Arc<Channel>,
     ) -> ConnectionEnd {
+        let heartbeat = self.shared.tuning.heartbeat;
+        let mut silence = heartbeat.map(|config| Silence::new(config, Instant::now()));
         loop {
-            let message = tokio::select! {
-                message = connection.next() => message,
-                _ = self.closing.wait_for(|closing| *closing) => return ConnectionEnd::Closing,
+            let deadline = silence.as_ref().map(Silence::deadline);
+            let silent = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
             };
+            let message = tokio::select! {
+                biased;
+                message = connection.next() => Some(message),
+                _ = self.closing.wait_for(|closing| *closing) => return ConnectionEnd::Closing,
+                () = silent => None,
+            };
+            let Some(message) = message else {
+                let due = silence.as_mut().map(|silence| silence.due(Instant::now()));
+                match self.on_silence(due.unwrap_or(Due::Nothing), channel) {
+                    Some(end) => return end,
+                    None => continue,
+                }
+            };
+            if silence.as_mut().is_some_and(|silence| silence.heard(Instant::now())) {
+                self.shared.status.send_replace(ConnectionStatus::Connected);
+            }
             let message = match message {
                 Some(Ok(message)) => message,
                 Some(Err(error)) if error.is_fatal() => {
@@ -127,6 +150,36 @@ impl Driver {
                     detail,
                 ));
             }
+            // The time that a consumer needed is not the server's.
+            if let Some(silence) = &mut silence {
+                silence.heard(Instant::now());
+            }
+        }
+    }
+
+    /// Does what is due after some silence.
+    fn on_silence(&self, due: Due, channel: &Arc<Channel>) -> Option<ConnectionEnd> {
+        match due {
+            Due::Nothing => None,
+            Due::Probe => {
+                let channel = channel.clone();
+                // In a task: the queue to a silent server may be full.
+                tokio::spawn(async move {
+                    let asked =
+                        channel.send::<call::EnvironmentStatus>(&EnvironmentStatusParams {});
+                    if let Ok(response) = asked.await {
+                        // An error is an answer, too.
+                        let _ = response.await;
+                    }
+                });
+                None
+            }
+            Due::Report(since) => {
+                let since = since.into_std();
+                self.shared.status.send_replace(ConnectionStatus::Unresponsive { since });
+                None
+            }
+            Due::GiveUp => Some(ConnectionEnd::Dropped("the server does not answer".to_owned())),
         }
     }
 

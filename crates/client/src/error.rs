@@ -37,7 +37,7 @@ pub enum ExecServerError {
     },
 
     /// The server responded with an error.
-    #[error("the server refused {method}: {message} (code {code}){}", hint(*.code))]
+    #[error("the server refused {method}: {message}{}", hint(*.code))]
     Server {
         /// The method of the request.
         method: &'static str,
@@ -292,6 +292,15 @@ impl ExecServerError {
             Self::Stdin { .. } => ErrorKind::StdinClosed,
             Self::Invalid(_) => ErrorKind::InvalidParams,
             Self::Local { cause, .. } => ErrorKind::of_io(cause),
+        }
+    }
+
+    /// The message for a person who does not know the protocol: the server's own words, without the name of
+    /// a method.
+    pub(crate) fn for_people(&self) -> String {
+        match self {
+            Self::Server { message, .. } => message.clone(),
+            other => other.to_string(),
         }
     }
 

@@ -25,6 +25,7 @@ mod environment;
 mod error;
 mod files;
 mod handshake;
+mod heartbeat;
 mod http;
 mod infer_kind;
 mod options;
@@ -45,10 +46,12 @@ pub use files::{
     Changes, FileReader, FileWriter, Files, TransferOptions, TransferProgress, TransferReport,
     Walk, WalkItem, Watch,
 };
+pub use heartbeat::Heartbeat;
 pub use http::HttpBody;
 pub use options::{ClientTuning, ExecServerClientConnectOptions, RemoteExecServerConnectArgs};
 pub use patch::{
-    Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError, PatchReport, PatchSection,
+    DiffHunk, FileDiff, Hunk, HunkLine, Patch, PatchChange, PatchChangeKind, PatchError,
+    PatchReport, PatchSection,
 };
 pub use process::{
     ExecCommand, ExitStatus, OnSlowConsumer, Output, Process, ProcessEvent, ProcessEvents,
@@ -59,7 +62,7 @@ pub use subscriptions::Notifications;
 
 #[cfg(feature = "remote")]
 pub use codex_exec_remote as remote;
-pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial};
+pub use codex_exec_rpc::{Connection, ConnectionConfig, WebsocketDial, trust_only};
 pub use codex_exec_server_protocol as protocol;
 pub use codex_exec_server_protocol::process::OutputStream;
 pub use codex_exec_server_protocol::{ErrorKind, PathUri, PermissionProfile, SandboxContext};

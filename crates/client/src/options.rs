@@ -8,6 +8,7 @@ use codex_exec_rpc::{ConnectionConfig, KeepAlive};
 use codex_exec_server_protocol::session::AttachParams;
 
 use crate::backoff::ReconnectPolicy;
+use crate::heartbeat::Heartbeat;
 
 /// How to open or resume a session over any transport.
 ///
@@ -92,6 +93,9 @@ pub struct ClientTuning {
     /// and a timeout of 15 s, so that the client detects a dead connection while the server still keeps
     /// the session.
     pub connection: ConnectionConfig,
+    /// How to notice, over any transport, that the server has fallen silent. Default `None`: by the keep-alive
+    /// of the connection alone, which is slower, and which a relay does not have.
+    pub heartbeat: Option<Heartbeat>,
 }
 
 impl Default for ClientTuning {
@@ -115,6 +119,7 @@ impl Default for ClientTuning {
                 }),
                 ..ConnectionConfig::default()
             },
+            heartbeat: None,
         }
     }
 }

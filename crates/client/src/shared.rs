@@ -29,6 +29,12 @@ use crate::subscriptions::Subscriptions;
 pub enum ConnectionStatus {
     /// The connection is up.
     Connected,
+    /// The connection is up, but the server has sent nothing since this time, although it was asked
+    /// ([`ClientTuning::heartbeat`](crate::ClientTuning::heartbeat)).
+    Unresponsive {
+        /// The time of the last message.
+        since: std::time::Instant,
+    },
     /// The connection is lost and the client is reconnecting.
     Reconnecting {
         /// The current or next attempt, from 1.

@@ -39,7 +39,7 @@ pub use login::{
     BrowserLogin, CallbackError, DeviceLogin, LoginError, login_issuer, login_with_api_key,
     login_with_tokens, logout,
 };
-pub use private_files::{ExposedError, check_directory, create_new};
+pub use private_files::{ExposedError, check_directory, check_file, create_new};
 pub use sign_in::{SignIn, SignInError, fingerprint};
 pub use sources::{SignInKind, SignInSources};
 pub use stdin_token::{ChatGptAccessToken, StdinTokenError, read_token_line};

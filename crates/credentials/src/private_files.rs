@@ -59,6 +59,17 @@ pub(crate) fn make_private(path: &Path, file: &File) -> Result<(), ExposedError>
     Ok(())
 }
 
+/// Fails if another user could have written the open file.
+pub fn check_file(path: &Path, file: &File) -> Result<(), ExposedError> {
+    let unreadable = |source| ExposedError::Readable { path: path.to_owned(), source };
+    let metadata = file.metadata().map_err(unreadable)?;
+    check_owner(path, &metadata)?;
+    match metadata.mode() & 0o022 {
+        0 => Ok(()),
+        _ => Err(ExposedError::Writable(path.to_owned())),
+    }
+}
+
 fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), ExposedError> {
     let own = rustix::process::geteuid().as_raw();
     match metadata.uid() {

@@ -49,10 +49,12 @@ pub async fn serve_direct(
             match dial(&config, &registry, &registered).await {
                 Ok(connection) => {
                     tracing::info!("connected");
+                    config.set_connected(true);
                     let (connected_at, outbound) = (Instant::now(), connection.outbound().clone());
                     accept(connection);
                     outbound.closed().await;
                     tracing::info!("disconnected");
+                    config.set_connected(false);
                     backoff.connection_lasted(connected_at.elapsed());
                 }
                 Err(DialFailure::Refused(error)) => return Err(error),

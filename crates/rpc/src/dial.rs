@@ -134,7 +134,7 @@ pub enum DialError {
     },
     /// The TLS handshake failed.
     #[error(
-        "TLS to `{host}` failed: {source}; set CODEX_CA_CERTIFICATE to trust your own authority, or \
+        "TLS to `{host}` failed: {source}; pass --ca-file or set CODEX_CA_CERTIFICATE to trust your own authority, or \
          use ws:// or http:// for a server without TLS"
     )]
     Tls {
@@ -502,7 +502,26 @@ async fn secure<S: AsyncRead + AsyncWrite + Unpin>(
     TlsConnector::from(config).connect(name, stream).await.map_err(failed)
 }
 
-/// The system's root certificates and those of `CODEX_CA_CERTIFICATE`, read once.
+/// The certificates of [`trust_only`].
+static ONLY: OnceLock<Vec<CertificateDer<'static>>> = OnceLock::new();
+
+/// Makes every later connection of this process that has no TLS configuration of its own trust only the authorities
+/// in this PEM file. Call it before the first connection; a second call with success has no effect.
+pub fn trust_only(file: &Path) -> Result<(), String> {
+    let found = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+    let found: Vec<_> =
+        found.map_err(|error| format!("cannot read {} as PEM: {error}", file.display()))?;
+    if found.is_empty() {
+        return Err(format!("{} contains no certificate", file.display()));
+    }
+    // Usable, or nothing is trusted.
+    tls_from_roots(found.clone())
+        .map_err(|error| format!("cannot use {}: {error}", file.display()))?;
+    let _ = ONLY.set(found);
+    Ok(())
+}
+
+/// The system's root certificates and those of `CODEX_CA_CERTIFICATE`, or those of [`trust_only`]; read once.
 fn system_tls() -> Result<Arc<ClientConfig>, String> {
     static SYSTEM: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
     SYSTEM.get_or_init(|| tls_with(std::env::var_os(CA_VARIABLE).as_deref())).clone()
@@ -514,6 +533,9 @@ fn tls_with(own: Option<&OsStr>) -> Result<Arc<ClientConfig>, String> {
 
 /// The system's root certificates and those in this file, if its name is not empty.
 fn roots_with(own: Option<&OsStr>) -> Result<Vec<CertificateDer<'static>>, String> {
+    if let Some(only) = ONLY.get() {
+        return Ok(only.clone());
+    }
     let own = match own.filter(|path| !path.is_empty()) {
         None => Vec::new(),
         Some(path) => {

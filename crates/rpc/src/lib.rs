@@ -34,6 +34,7 @@ pub use budget::{Account, Budget, Share, Transfer};
 pub use connection::{Connection, ConnectionConfig, TransportError};
 pub use dial::{
     DialError, DialledStream, TransportStream, WebsocketDial, tls_from_roots, tls_with_identity,
+    trust_only,
 };
 pub use escape::escape;
 #[cfg(feature = "http-client")]

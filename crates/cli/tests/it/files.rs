@@ -143,6 +143,9 @@ fn search_prints_matching_lines() {
             format!("{root}/b.txt:1:Hello\n")
         );
         assert_eq!(search(&["-F", "main("]).success(), format!("{root}/a.rs:1:fn main() {{\n"));
+        assert_eq!(search(&["-l", "-i", "hello|main"]).success().lines().count(), 2);
+        assert_eq!(search(&["-l", "main"]).success(), format!("{root}/a.rs\n"));
+        assert_eq!(search(&["-l", "nothing"]).code, Some(1));
         let around = search(&["-C", "1", "hello"]).success();
         assert!(around.contains("a.rs-1-fn main"), "{around}");
         assert_eq!(search(&["nothing"]).code, Some(1));
@@ -204,7 +207,7 @@ fn skipped_files_are_reported() {
             ]
         };
         for said in all("up", "down", "within") {
-            assert_eq!(said.code, Some(0), "{said:?}");
+            assert_eq!(said.code, Some(1), "{said:?}");
             for told in [
                 "tree/link: a link to a directory",
                 "tree/dead: a broken link",
@@ -218,6 +221,7 @@ fn skipped_files_are_reported() {
         for said in all("up2", "down2", "within2") {
             said.failed(1, "not copied: ");
             assert!(said.err.contains("tree/mem"), "{said:?}");
+            assert!(!said.err.contains("code ") && !said.err.contains("fs/"), "{said:?}");
         }
         for copy in ["up", "down", "within", "up2", "down2", "within2"] {
             assert_eq!(read(path(copy).join("sub/file")), "x");
@@ -274,5 +278,34 @@ fn names_that_are_not_utf8_are_accepted_and_printed_unchanged() {
         assert_eq!(found, [path.as_os_str().as_bytes(), b":1:found\n"].concat());
         bytes(codex("rm").arg(&path));
         assert!(!path.exists());
+    });
+}
+
+/// `-` is stdin as a source and stdout as the destination; `./-` is a file.
+#[test]
+fn cp_reads_stdin_and_writes_stdout() {
+    everywhere(|codex| {
+        let directory = tempfile::tempdir().unwrap();
+        let there = |name: &str| format!(":{}", directory.path().join(name).display());
+        let cp = |arguments: &[&str], input: &[u8]| {
+            output_of(codex("cp").args(arguments).current_dir(&directory), input)
+        };
+        let mut random = fastrand::Rng::with_seed(16);
+        for len in [0, 1, 65_536, 300_000, 3 << 20] {
+            let text: String = (0..len).map(|_| random.alphanumeric()).collect();
+            assert_eq!(cp(&["-", &there("piped")], text.as_bytes()).success(), "");
+            assert_eq!(read(directory.path().join("piped")), text);
+            assert!(cp(&[&there("piped"), "-"], b"").success() == text);
+        }
+        write(&directory.path().join("small"), "two\n");
+        write(&directory.path().join("first"), "one\n");
+        assert_eq!(cp(&[&there("first"), &there("small"), "-"], b"").success(), "one\ntwo\n");
+        cp(&["-", &there("")], b"x").failed(1, "name the file");
+        cp(&["-", "-"], b"x").failed(1, "none of these paths is on the server");
+        cp(&[&there(""), "-"], b"").failed(1, "stdout takes files only");
+        cp(&["-", "-", &there("x")], b"").failed(1, "only once");
+        assert!(!directory.path().join("-").exists());
+        cp(&[&there("first"), "./-"], b"").success();
+        assert_eq!(read(directory.path().join("-")), "one\n");
     });
 }

@@ -28,6 +28,7 @@ mod own_files;
 mod patch;
 mod pid_namespace;
 mod placeholders;
+mod places;
 mod promises;
 mod proxy;
 mod reconnecting;

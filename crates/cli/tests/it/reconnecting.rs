@@ -136,3 +136,59 @@ fn expired_patience_ends_the_reconnect() {
     network.go_down();
     ended(child).failed(125, "no connection within 0.2 s");
 }
+
+/// Stops every process of a server, as if the network lost all packets, until dropped.
+struct Frozen<'a>(&'a Server);
+
+impl<'a> Frozen<'a> {
+    fn new(server: &'a Server) -> Self {
+        send(server.pid(), Signal::STOP);
+        Self(server)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        send(self.0.pid(), Signal::CONT);
+    }
+}
+
+/// No connection fails, and still the terminal says what is lost, until it is back.
+#[test]
+fn a_silent_server_is_shown_in_a_status_line() {
+    let server = Server::start();
+    let home = tempfile::tempdir().unwrap();
+    let mut command = server.codex("shell");
+    command.env("HOME", "/").env("XDG_STATE_HOME", home.path());
+    let mut terminal = Terminal::start(&command);
+    terminal.type_in("echo re''ady\n");
+    terminal.shows("ready");
+    let frozen = Frozen::new(&server);
+    let shown = terminal.shows("Enter ~. leaves");
+    assert!(shown.contains(&format!("no answer from {}", server.url)), "{shown}");
+    drop(frozen);
+    terminal.type_in("echo ba''ck; exit 4\n");
+    terminal.shows("back");
+    assert_eq!(terminal.ends().code(), Some(4));
+}
+
+/// `~.` and Ctrl-C while the server is silent end at once, and claim nothing that is not known.
+#[test]
+fn leaving_a_silent_server_claims_nothing() {
+    for (keys, code) in [("\r~.", 0), ("\u{3}", 130)] {
+        let server = Server::start();
+        let home = tempfile::tempdir().unwrap();
+        let mut command = server.codex("shell");
+        command.args(["--name", "work"]).env("HOME", "/").env("XDG_STATE_HOME", home.path());
+        let mut terminal = Terminal::start(&command);
+        terminal.type_in("echo re''ady\n");
+        terminal.shows("ready");
+        let frozen = Frozen::new(&server);
+        terminal.shows("Enter ~. leaves");
+        terminal.type_in(keys);
+        terminal.shows("whether the command still runs is unknown");
+        terminal.shows("codex attach work");
+        assert_eq!(terminal.ends().code(), Some(code), "{keys:?}");
+        drop(frozen);
+    }
+}

@@ -398,3 +398,21 @@ fn a_refusal_by_the_registry_stops_the_server() {
     nameless.args(["exec-server", "--remote", &cloud.url]).env("CODEX_API_KEY", &cloud.token);
     output(&mut nameless).failed(1, "--environment-id");
 }
+
+/// The first line for people has a command that works as it stands.
+#[test]
+fn a_remote_server_prints_how_to_connect() {
+    let cloud = Cloud::start();
+    let mut command = cloud.executor(&[]);
+    let mut server = Program::start(command.env_remove("RUST_LOG").stderr(Stdio::piped()));
+    let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    let shown = line.split("connect with: ").nth(1).unwrap_or_else(|| panic!("{line}"));
+    let words = shlex::split(shown).unwrap();
+    assert_eq!((&*words[0], &*words[1]), ("codex", "shell"), "{line}");
+    let mut run = codex();
+    run.arg("run").args(&words[2..]).args(["--", "echo", "there"]);
+    run.env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", &cloud.token);
+    run.env("CODEX_HOME", cloud.home.path());
+    assert_eq!(output(&mut run).success(), "there\n");
+}

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-use crate::commands::{Server, codex, everywhere, output, output_of, read_until};
+use crate::commands::{CommandOutput, Server, codex, everywhere, output, output_of, read_until};
 use crate::terminal::Terminal;
 
 #[test]
@@ -244,4 +244,29 @@ fn run_leaves_nothing_running() {
     output(codex().args(["run", "--", "bash", "-c", &script])).success();
     let pid = std::fs::read_to_string(pid).unwrap();
     assert!(!std::path::Path::new(&format!("/proc/{}", pid.trim())).exists());
+}
+
+#[test]
+fn json_reports_limits_and_failures() {
+    let events = |said: &CommandOutput| -> Vec<serde_json::Value> {
+        said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    everywhere(|codex| {
+        let said = output(codex("run").args(["--json", "--", "/no/such"]));
+        said.failed(127, "not found");
+        let failed = &events(&said)[0];
+        assert_eq!(
+            (&failed["type"], &failed["kind"]),
+            (&"failed".into(), &"programNotFound".into())
+        );
+        assert_eq!(failed["exitCode"], 127);
+        let said = output(codex("run").args(["--json", "--timeout", "1s", "--", "sleep", "1000"]));
+        assert_eq!(said.code, Some(124), "{said:?}");
+        let exited = events(&said).into_iter().find(|event| event["type"] == "exited").unwrap();
+        assert_eq!(exited["endedBy"], "wall");
+    });
+    let said = output(codex().args(["run", "--json", "--on", "ws://127.0.0.1:1", "--", "x"]));
+    assert_eq!(said.code, Some(125), "{said:?}");
+    let failed = &events(&said)[0];
+    assert_eq!((&failed["kind"], &failed["exitCode"]), (&"connectionRefused".into(), &125.into()));
 }

@@ -213,3 +213,26 @@ fn attach_leaves_a_command_running_when_its_output_cannot_be_written() {
     let said = home.run(&["attach", "ended"]);
     assert_eq!((said.code, &*said.out), (Some(9), "last\n"), "{said:?}");
 }
+
+#[test]
+fn kill_of_a_process_that_ignores_the_signal_says_what_to_do() {
+    let home = Home::new();
+    let ready = home.directory.path().join("ready");
+    let script =
+        format!("trap '' TERM HUP; touch {}; while :; do sleep 0.1; done", ready.display());
+    home.detach("stubborn", &script);
+    let until = std::time::Instant::now() + crate::support::PATIENCE;
+    while !ready.exists() {
+        assert!(std::time::Instant::now() < until, "it does not start");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    for signal in ["SIGTERM", "hup"] {
+        let said = home.run(&["kill", "-s", signal, "stubborn"]);
+        said.failed(0, "`stubborn` still runs");
+        assert!(said.err.contains("codex kill -s kill stubborn"), "{said:?}");
+    }
+    home.run(&["kill", "-s", "CONT", "stubborn"]).success();
+    home.run(&["kill", "-s", "SIGKILL", "stubborn"]).success();
+    home.detach("stubborn", "true");
+    home.run(&["attach", "stubborn"]).success();
+}

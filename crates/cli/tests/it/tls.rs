@@ -67,3 +67,33 @@ impl Authority {
         port
     }
 }
+
+/// `--ca-file` decides whom a client trusts: its own authority, and then no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn ca_file_names_the_only_authorities_to_trust() {
+    use crate::commands::{Server, codex, output};
+    let (authority, other) = (Authority::new(), Authority::new());
+    let server = Server::start();
+    let address = server.url.strip_prefix("ws://").unwrap().parse().unwrap();
+    let port = authority.front("localhost", address).await;
+    let run = |files: &[&Authority], variable: Option<&Authority>| {
+        let mut command = codex();
+        command.args(["run", "--on", &format!("wss://localhost:{port}")]);
+        for authority in files {
+            command.arg("--ca-file").arg(authority.file());
+        }
+        if let Some(authority) = variable {
+            command.env("CODEX_CA_CERTIFICATE", authority.file());
+        }
+        output(command.args(["--", "echo", "in"]))
+    };
+    tokio::task::block_in_place(|| {
+        run(&[], None).failed(125, "--ca-file");
+        assert_eq!(run(&[&authority], None).success(), "in\n");
+        assert_eq!(run(&[], Some(&authority)).success(), "in\n");
+        run(&[&other], Some(&authority)).failed(125, "TLS to `localhost` failed");
+    });
+    let mut missing = codex();
+    missing.args(["info", "--on", "ws://127.0.0.1:1", "--ca-file", "/no/such"]);
+    output(&mut missing).failed(1, "cannot read /no/such as PEM");
+}

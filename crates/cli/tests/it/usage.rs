@@ -209,3 +209,46 @@ fn output_to_a_closed_stream_is_no_success() {
     // What writes nothing does not fail.
     assert_eq!(run("run -n -- true", ">&- 2>&-"), Some(0));
 }
+
+/// Bash offers the names of places and of detached processes, and no flag for a word that does not begin like one.
+#[test]
+fn bash_completes_names_and_offers_no_flags_unasked() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    std::fs::create_dir_all(path("config/codex-exec")).unwrap();
+    let places = "[places.build]\non = \"ws://h\"\n[places.laptop]\non = \"env:x\"\n";
+    std::fs::write(path("config/codex-exec/config.toml"), places).unwrap();
+    std::fs::create_dir_all(path("state/codex/sessions")).unwrap();
+    let saved = r#"{"url":"ws://h","sessionId":"s","processId":"p"}"#;
+    std::fs::write(path("state/codex/sessions/job.json"), saved).unwrap();
+    for file in ["config/codex-exec", "config/codex-exec/config.toml", "state/codex/sessions"] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path(file), std::fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_codex"), path("codex")).unwrap();
+    std::fs::write(path("script"), run(&["completion", "bash"]).stdout).unwrap();
+    let complete = |words: &[&str]| -> Vec<String> {
+        let (last, before) = (words[words.len() - 1], words[words.len() - 2]);
+        let script = "source \"$0\"; COMP_WORDS=(\"${@:3}\"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); \
+                      _codex_with_names codex \"$1\" \"$2\"; printf '%s\\n' \"${COMPREPLY[@]}\"";
+        let mut command = Command::new("bash");
+        command.args(["-c", script]).arg(path("script")).args([last, before]).args(words);
+        command.env("PATH", format!("{}:/usr/bin:/bin", home.path().display()));
+        command.env("XDG_CONFIG_HOME", path("config")).env("XDG_STATE_HOME", path("state"));
+        let output = command.output().unwrap();
+        text(&output.stdout).lines().map(str::to_owned).filter(|line| !line.is_empty()).collect()
+    };
+    assert_eq!(complete(&["codex", "run", "--on", ""]), ["build", "laptop"]);
+    assert_eq!(complete(&["codex", "shell", "--on", "l"]), ["laptop"]);
+    assert_eq!(complete(&["codex", "places", "remove", "b"]), ["build"]);
+    for subcommand in ["attach", "logs", "kill"] {
+        assert_eq!(complete(&["codex", subcommand, ""]), ["job"]);
+    }
+    assert!(complete(&["codex", ""]).contains(&"run".to_owned()));
+    for words in [&["codex", ""][..], &["codex", "run", ""], &["codex", "cp", ""]] {
+        let offered = complete(words);
+        assert!(!offered.iter().any(|word| word.starts_with('-')), "{words:?}: {offered:?}");
+    }
+    assert!(complete(&["codex", "cp", "-"]).contains(&"--recursive".to_owned()));
+    assert!(!complete(&["codex", "cp", "-"]).contains(&"-".to_owned()));
+}

@@ -12,7 +12,7 @@ use codex_exec_server_protocol::files::*;
 use futures_util::{StreamExt, stream};
 use tokio::io::AsyncWriteExt;
 
-use super::replacement::Replacement;
+use super::replacement::{Replacement, remove_leftovers};
 use super::transfer::{Counters, affects_one_file, tolerate_file_error, write_error};
 use super::{Files, TransferOptions, TransferReport, entry_name, local};
 use crate::error::ExecServerError;
@@ -31,6 +31,7 @@ impl Files {
         let local = local.as_ref();
         let metadata = self.metadata(remote).await?;
         if !metadata.is_directory {
+            remove_leftovers(local.parent().unwrap_or(local));
             let counters = Counters::new(options, 1, metadata.size);
             self.download_file(remote, local, &counters, true).await?;
             return Ok(counters.report());
@@ -39,6 +40,9 @@ impl Files {
         let mut tree = self.scan_tree(remote, local, options).await?;
         let counters = Counters::new(options, tree.files.len() as u64, 0);
         let (root, deferred_modes) = tree.make_directories().await?;
+        for (directory, _) in &tree.directories {
+            remove_leftovers(directory);
+        }
         let download = |(from, to): (PathUri, PathBuf)| {
             let (counters, root) = (&counters, &root);
             async move {
@@ -95,7 +99,7 @@ impl Files {
                         }
                     }
                     Err(error) if from != *remote && affects_one_file(&error) => {
-                        tree.failed.push(error.to_string());
+                        tree.failed.push(error.for_people());
                         tree.directories.push((to, None));
                     }
                     Err(error) => return Err(error),

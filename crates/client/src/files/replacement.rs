@@ -2,8 +2,9 @@
 //!
 //! Invariant: nothing changes before [`Replacement::commit`], and only a regular file, or nothing, is
 //! ever replaced. A link is followed: its target is replaced, in the target's directory. The bytes go to
-//! an unnamed file if the filesystem supports that, so that even a kill leaves nothing; otherwise to a
-//! file `.download-RANDOM`, which a kill leaves.
+//! an unnamed file if the filesystem supports that, so that even a kill leaves nothing; otherwise, and for
+//! the moment of a replacement, to a file `.codex-download-RANDOM`. A kill can leave that one; the next
+//! download into the directory removes it ([`remove_leftovers`]).
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -12,6 +13,9 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 use super::local;
+
+/// How the name of an unfinished download begins.
+const PREFIX: &str = ".codex-download-";
 
 /// The number of links that the kernel follows.
 const MAX_LINKS: usize = 40;
@@ -62,7 +66,9 @@ impl Replacement {
         if let Some(file) = unnamed::create(directory) {
             return Ok(Self { target, old, new: Unfinished::Unnamed(file) });
         }
-        let new = tempfile::Builder::new().prefix(".download-").tempfile_in(directory)?;
+        let new = tempfile::Builder::new().prefix(PREFIX).tempfile_in(directory)?;
+        #[cfg(target_os = "linux")]
+        leftovers::mark_used(new.as_file());
         Ok(Self { target, old, new: Unfinished::Named(new) })
     }
 
@@ -126,6 +132,61 @@ fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many levels of symbolic links"))
 }
 
+/// Removes what killed downloads left in the directory. Failures are ignored: nothing depends on it.
+pub(super) fn remove_leftovers(directory: &Path) {
+    #[cfg(target_os = "linux")]
+    leftovers::remove(directory);
+    #[cfg(not(target_os = "linux"))]
+    let _ = directory;
+}
+
+/// Files of killed downloads. A running one holds a lock on its file, which its death releases.
+#[cfg(target_os = "linux")]
+mod leftovers {
+    use std::fs::{File, OpenOptions};
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use rustix::fs::{FlockOperation, OFlags, flock};
+
+    use super::PREFIX;
+
+    /// The age from which a file is removed: no download takes that long between creating and locking it.
+    const MIN_AGE: Duration = Duration::from_secs(60);
+
+    /// Locks the file until this program closes it or ends. Without locks, it is never removed.
+    pub(super) fn mark_used(file: &File) {
+        let _ = flock(file, FlockOperation::NonBlockingLockShared);
+    }
+
+    pub(super) fn remove(directory: &Path) {
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())
+                && is_left_over(&entry.path()).unwrap_or(false)
+            {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Whether it is an old regular file of this user that no download holds.
+    fn is_left_over(path: &Path) -> std::io::Result<bool> {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file =
+            OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+        let metadata = file.metadata()?;
+        let old = metadata.modified()?.elapsed().is_ok_and(|age| age >= MIN_AGE);
+        let own = metadata.uid() == rustix::process::geteuid().as_raw();
+        Ok(metadata.is_file()
+            && own
+            && old
+            && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+    }
+}
+
 /// Files without a name (`O_TMPFILE`).
 #[cfg(target_os = "linux")]
 mod unnamed {
@@ -136,6 +197,8 @@ mod unnamed {
     use std::path::Path;
 
     use rustix::fs::{AtFlags, CWD, OFlags};
+
+    use super::PREFIX;
 
     /// `None` if the filesystem has no unnamed files, or without /proc, which is needed to name them.
     pub(super) fn create(directory: &Path) -> Option<File> {
@@ -166,8 +229,9 @@ mod unnamed {
                 done => return done,
             }
         }
+        super::leftovers::mark_used(file);
         loop {
-            let temporary = path.with_file_name(format!(".download-{:016x}", fastrand::u64(..)));
+            let temporary = path.with_file_name(format!("{PREFIX}{:016x}", fastrand::u64(..)));
             match link(file, &temporary) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 linked => linked?,
@@ -176,5 +240,44 @@ mod unnamed {
                 let _ = std::fs::remove_file(&temporary);
             });
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn leftovers_of_killed_downloads_are_removed_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        let create = |name: &str, modified: SystemTime| {
+            let file = File::create(path(name)).unwrap();
+            file.set_modified(modified).unwrap();
+            file
+        };
+        drop(create(".codex-download-left", hour_ago));
+        drop(create(".codex-download-new", SystemTime::now()));
+        drop(create(".download-other", hour_ago));
+        drop(create("data", hour_ago));
+        std::os::unix::fs::symlink("data", path(".codex-download-link")).unwrap();
+        std::fs::create_dir(path(".codex-download-directory")).unwrap();
+        let used = create(".codex-download-used", hour_ago);
+        leftovers::mark_used(&used);
+        remove_leftovers(root.path());
+        let mut names: Vec<_> = std::fs::read_dir(root.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let kept =
+            ["directory", "link", "new", "used"].map(|name| format!(".codex-download-{name}"));
+        assert_eq!(names, [&kept[..], &[".download-other".to_owned(), "data".to_owned()]].concat());
+        drop(used);
+        remove_leftovers(root.path());
+        assert!(!path(".codex-download-used").exists(), "its download has ended");
     }
 }

@@ -197,7 +197,7 @@ pub(super) fn tolerate_file_error(
     result: Result<(), ExecServerError>,
 ) -> Result<Option<String>, ExecServerError> {
     match result {
-        Err(error) if affects_one_file(&error) => Ok(Some(error.to_string())),
+        Err(error) if affects_one_file(&error) => Ok(Some(error.for_people())),
         other => other.map(|()| None),
     }
 }

@@ -7,7 +7,8 @@ use codex_exec_server_protocol::PathUri;
 use super::parse::{Patch, PatchSection};
 use super::step::{Step, StepError, Work};
 use super::tree::{Found, Operation, Tree};
-use super::{PatchError, lines};
+use super::unified::FileDiff;
+use super::{PatchError, lines, unified};
 use crate::files::Files;
 
 /// How a file changed.
@@ -128,6 +129,40 @@ impl Plan<'_> {
                     Some(to) => self.rename(path, &found, to, new).await?,
                 }
             }
+            PatchSection::Diff(diff) => self.diff(diff).await?,
+        }
+        Ok(())
+    }
+
+    async fn diff(&mut self, diff: &FileDiff) -> Result<(), PatchError> {
+        match (&diff.old, &diff.new) {
+            (Some(path), new) => {
+                let verb = if new.is_some() { "update" } else { "delete" };
+                let operation = Operation { verb, path };
+                let found = self.existing(operation).await?;
+                let old = &self.tree.object(found.object).content;
+                let content = unified::update(path, old, &diff.hunks)?;
+                match new {
+                    Some(to) if to != path => self.rename(path, &found, to, content).await?,
+                    Some(_) => self.write(path, &found, content),
+                    None if content.is_empty() => self.remove(path, &found.entry),
+                    None => {
+                        return Err(operation.refused("it has more content than the diff removes"));
+                    }
+                }
+            }
+            (None, Some(path)) => {
+                let operation = Operation { verb: "add", path };
+                let content = unified::update(path, b"", &diff.hunks)?;
+                match self.tree.find(operation).await? {
+                    (_, Some(_)) => return Err(operation.refused("there is a file already")),
+                    (entry, None) => {
+                        let mode = diff.mode.filter(|_| self.files.can_write_atomically());
+                        self.create(operation, entry, content, mode)?;
+                    }
+                }
+            }
+            (None, None) => {}
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Patches, applied through `fs/*` only.
+//! Patches and unified diffs, applied through `fs/*` only.
 //!
 //! Invariant: every section is checked against the files before anything is written, so a patch that does
 //! not fit changes nothing. A failed write leaves its file as it was, as far as the server allows;
@@ -9,9 +9,11 @@ mod lines;
 mod parse;
 mod step;
 mod tree;
+mod unified;
 
 pub use apply::{PatchChange, PatchChangeKind, PatchReport};
 pub use parse::{Hunk, HunkLine, Patch, PatchSection};
+pub use unified::{DiffHunk, FileDiff};
 
 use crate::error::ExecServerError;
 

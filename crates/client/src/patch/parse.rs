@@ -1,6 +1,7 @@
 //! Parses the text of a patch into sections and hunks.
 
 use super::PatchError;
+use super::unified::{self, FileDiff};
 
 /// A whole patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum PatchSection {
         /// The hunks, in the order of the file.
         hunks: Vec<Hunk>,
     },
+    /// Changes a file by a unified diff.
+    Diff(FileDiff),
 }
 
 /// A change at one position of a file.
@@ -66,7 +69,8 @@ const MOVE: &str = "*** Move to: ";
 const END_OF_FILE: &str = "*** End of File";
 
 impl Patch {
-    /// Parses a patch. Ignores blank lines around it.
+    /// Parses a patch. Ignores blank lines around it. A text that does not begin with `*** Begin Patch` may be a
+    /// unified diff, plain or of git, whose hunks have to fit exactly, at their lines or near them.
     ///
     /// ```
     /// use codex_exec_client::Patch;
@@ -75,13 +79,20 @@ impl Patch {
     /// # Ok::<_, codex_exec_client::PatchError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Self, PatchError> {
+        if unified::is_unified(text) {
+            let files = unified::parse(text)?;
+            return Ok(Self { sections: files.into_iter().map(PatchSection::Diff).collect() });
+        }
         let lines: Vec<&str> =
             text.lines().map(|line| line.strip_suffix('\r').unwrap_or(line)).collect();
         let first = lines.iter().position(|line| !line.trim().is_empty()).unwrap_or(0);
         let last = lines.iter().rposition(|line| !line.trim().is_empty()).unwrap_or(0);
         let is = |at: usize, word: &str| lines.get(at).is_some_and(|line| line.trim() == word);
         if !is(first, BEGIN) {
-            return Err(syntax(first, format!("a patch starts with `{BEGIN}`")));
+            return Err(syntax(
+                first,
+                format!("a patch starts with `{BEGIN}`, or is a unified diff"),
+            ));
         }
         if last == first || !is(last, END) {
             return Err(syntax(last, format!("a patch ends with `{END}`")));

@@ -21,3 +21,4 @@ mod skipped;
 mod slow_consumers;
 mod support;
 mod transfers;
+mod unified_diffs;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use codex_exec_relay_core::Config as CoreConfig;
 use codex_exec_rpc::{ConnectionConfig, Proxies};
+use tokio::sync::watch;
 
 /// Limits and timeouts of relay streams and their socket.
 #[derive(Debug, Clone)]
@@ -37,6 +38,18 @@ pub struct RelayConfig {
     pub backoff_reset: Duration,
     /// How long streams and the socket may take to close at the end. Default 5 s.
     pub close_timeout: Duration,
+    /// Set to true while an executor is connected to its rendezvous, or to the peer of the direct transport.
+    /// Default `None`.
+    pub connected: Option<watch::Sender<bool>>,
+}
+
+impl RelayConfig {
+    /// Publishes whether the executor is connected.
+    pub(crate) fn set_connected(&self, connected: bool) {
+        if let Some(status) = &self.connected {
+            status.send_replace(connected);
+        }
+    }
 }
 
 impl Default for RelayConfig {
@@ -54,6 +67,7 @@ impl Default for RelayConfig {
             backoff_max: Duration::from_secs(30),
             backoff_reset: Duration::ZERO,
             close_timeout: Duration::from_secs(5),
+            connected: None,
         }
     }
 }

@@ -178,6 +178,7 @@ pub async fn serve_streams(
             registration.send_replace(registered.registration_id.clone());
         }
         tracing::info!("connected to the rendezvous");
+        config.set_connected(true);
         pump.on_connected();
         let connected_at = tokio::time::Instant::now();
         let outcome = pump.drive(Some(&mut socket), &mut stop).await;
@@ -187,6 +188,7 @@ pub async fn serve_streams(
             return Ok(());
         }
         pump.on_disconnected();
+        config.set_connected(false);
         backoff.connection_lasted(connected_at.elapsed());
         tracing::info!(streams = pump.stream_count(), "disconnected from the rendezvous");
         // Close the failed socket in the background; it may be silent.
