@@ -8,6 +8,7 @@ mod closed_streams;
 mod completion;
 mod config_args;
 mod confirm;
+mod control;
 mod cp;
 mod doctor;
 mod environments;
@@ -105,7 +106,7 @@ impl Command {
     /// its address.
     fn serves(&self) -> bool {
         match self {
-            Self::ExecServer(_) => true,
+            Self::ExecServer(args) => args.serves(),
             Self::Rendezvous(args) => args.serves(),
             _ => false,
         }
