@@ -111,7 +111,7 @@ pub(crate) struct ExecServerArgs {
 
 #[derive(Debug, Subcommand)]
 enum ExecServerCommand {
-    Forward(ForwardArgs),
+    Forward(Box<ForwardArgs>),
     Status(StatusArgs),
     Drain(DrainArgs),
 }
