@@ -17,6 +17,7 @@ use codex_exec_server::credentials::{AwsSources, finish_renewals};
 use codex_linux_sandbox::Assurance;
 
 use crate::config_args::ConfigArgs;
+use crate::control::{self, DrainArgs, StatusArgs};
 use crate::limits::ServerLimits;
 use crate::observe::{self, ObserveArgs};
 use crate::on::RENEWAL_TIMEOUT;
@@ -111,8 +112,17 @@ pub(crate) struct ExecServerArgs {
 
 #[derive(Debug, Subcommand)]
 enum ExecServerCommand {
-    Forward(ForwardArgs),
+    Forward(Box<ForwardArgs>),
     Token(TokenArgs),
+    Status(StatusArgs),
+    Drain(DrainArgs),
+}
+
+impl ExecServerArgs {
+    /// Whether it is a server, and not a command for one.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.command, None | Some(ExecServerCommand::Forward(_)))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -210,10 +220,16 @@ enum AuthMode {
 }
 
 pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
-    if let Some(ExecServerCommand::Token(token)) = &args.command {
-        token.create()?;
-        return Ok(ExitCode::SUCCESS);
-    }
+    let forward = match args.command {
+        Some(ExecServerCommand::Token(token)) => {
+            token.create()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(ExecServerCommand::Status(status)) => return control::status(&status),
+        Some(ExecServerCommand::Drain(drain)) => return control::drain(&drain),
+        Some(ExecServerCommand::Forward(forward)) => Some(forward),
+        None => None,
+    };
     keep_freed_memory();
     let service = ServiceManager::take();
     let aws = args.remote.aws_sources();
@@ -275,9 +291,8 @@ pub(crate) fn run(args: ExecServerArgs) -> anyhow::Result<ExitCode> {
     trim::start();
     runtime.block_on(async {
         observe::reopen_on_hangup(&config)?;
-        let result = match args.command {
-            Some(ExecServerCommand::Forward(forward)) => forward.run(&paths).await,
-            Some(ExecServerCommand::Token(token)) => token.create(),
+        let result = match forward {
+            Some(forward) => forward.run(&paths).await,
             None if args.remote.remote.is_some() => {
                 service.notifier.ready();
                 args.remote.run(config, &paths, None).await

@@ -9,6 +9,7 @@ mod closed_streams;
 mod completion;
 mod config_args;
 mod confirm;
+mod control;
 mod cp;
 mod doctor;
 mod env_args;
@@ -113,7 +114,7 @@ impl Command {
     /// its address.
     fn serves(&self) -> bool {
         match self {
-            Self::ExecServer(_) => true,
+            Self::ExecServer(args) => args.serves(),
             Self::Rendezvous(args) => args.serves(),
             _ => false,
         }

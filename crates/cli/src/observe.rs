@@ -1,4 +1,4 @@
-//! What an operator sees of a server: the flags for metrics, the audit log and recordings.
+//! What an operator sees of a server: the flags for metrics, the control socket, the audit log and recordings.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,10 @@ pub(crate) struct ObserveArgs {
     /// Serve counters as Prometheus text at http://IP:PORT/metrics; the address must be loopback
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
+
+    /// Listen on this Unix socket for the operator: codex exec-server status, drain
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
 
     /// Append who did what to this file (mode 0600) as JSON lines; SIGHUP reopens it
     #[arg(long, value_name = "FILE")]
@@ -49,6 +53,7 @@ impl ObserveArgs {
             }
             config.metrics_address = Some(address);
         }
+        config.control_socket = self.control.clone();
         if let Some(path) = &self.audit_log {
             let mut audit = AuditConfig::new(path);
             audit.required = self.audit_required;

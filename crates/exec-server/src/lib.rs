@@ -43,14 +43,14 @@
 // The server.
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
-    Assurance, AuditConfig, AuditLog, AuthConfigError, Connection, ConnectionConfig,
-    DEFAULT_LISTEN_URL, DecodeLimits, EntryConfig, EnvironmentPlaces,
-    ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig, InheritedSocket, KeepAlive,
-    Lifeline, LimitConfig, ListenUrl, ListenerTlsError, Listening, NEVER_INHERITED,
-    NEVER_PASSED_ON, OperatorPolicy, OutboundConfig, OwnFiles, PolicyFileError, ProcessConfig,
-    Quota, RecordConfig, Recorder, RunError, Server, ServerConfig, ServiceNotifier, SignedBearer,
-    TlsError, TlsFiles, WebSocketAuth, WebSocketListener, main_if_reentered, run, run_main,
-    shutdown_signal,
+    Assurance, AuditConfig, AuditLog, AuthConfigError, Connection, ConnectionConfig, ControlClient,
+    ControlError, DEFAULT_LISTEN_URL, DecodeLimits, DrainEnd, DrainStatus, EntryConfig,
+    EnvironmentPlaces, ExecServerListenUrlParseError, ExecServerRuntimePaths, FilesConfig,
+    InheritedSocket, KeepAlive, Lifeline, LimitConfig, ListenUrl, ListenerTlsError, Listening,
+    NEVER_INHERITED, NEVER_PASSED_ON, OperatorPolicy, OutboundConfig, OwnFiles, PolicyFileError,
+    ProcessConfig, Quota, RecordConfig, Recorder, RunError, Server, ServerConfig, ServerStatus,
+    ServiceNotifier, SessionCounts, SignedBearer, StatusLimits, TlsError, TlsFiles, WebSocketAuth,
+    WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
 };
 
 // Its remote mode.

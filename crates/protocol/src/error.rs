@@ -74,6 +74,8 @@ kinds! {
     Unsupported "unsupported" [INVALID_PARAMS INTERNAL_ERROR];
     /// No session has this id: it has ended, or never was.
     UnknownSession "unknownSession" [INVALID_REQUEST];
+    /// The server is about to stop, and opens no new sessions.
+    Draining "draining" [INVALID_REQUEST];
     /// Another connection holds the session.
     SessionAttached "sessionAttached" [SESSION_ATTACHED];
     /// The connection has a role in its session that only reads.

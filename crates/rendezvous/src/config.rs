@@ -65,6 +65,12 @@ pub struct Config {
     pub body_bytes: usize,
     /// Failed authentications per minute and address, above which the response is 429. Default 30.
     pub failures_per_minute: u32,
+    /// Handshakes of one token that an environment may refuse (default 4) before the token's harnesses are cut
+    /// off from this environment. After eight of them, of any token, an environment closes its socket.
+    pub failed_handshakes: u32,
+    /// How long they are cut off (default 60 s); twice as long after each further failure, up to an hour. The
+    /// response is 429.
+    pub cut_off: Duration,
     /// Registrations and connections per minute and token. Default 600.
     pub calls_per_minute: u32,
 
@@ -104,6 +110,8 @@ impl Default for Config {
             request_timeout: Duration::from_secs(15),
             body_bytes: 64 << 10,
             failures_per_minute: 30,
+            failed_handshakes: 4,
+            cut_off: Duration::from_secs(60),
             calls_per_minute: 600,
             revocation_interval: Duration::from_millis(250),
             drain: Duration::from_secs(5),

@@ -13,9 +13,10 @@ use codex_exec_rpc::CloseReason;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use crate::blame::Blame;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::socket::{GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED};
+use crate::socket::{CUT_OFF, GOING_AWAY, OFFLINE, Outbound, REPLACED, REVOKED};
 use crate::table::{Dropped, FromExecutor, FromHarness, HarnessSocketId, Table, TableLimits};
 
 /// The reset reason for harnesses when the service ends a stream.
@@ -41,6 +42,7 @@ struct Inner {
     table: Table,
     executor: Option<Executor>,
     harness_sockets: HashMap<HarnessSocketId, HarnessSocket>,
+    blame: Blame,
     /// The number of the last socket, of either side.
     next: u64,
     /// Counts connects and disconnects of the environment's socket.
@@ -77,6 +79,8 @@ pub(crate) enum AttachError {
     Ended,
     /// The harness limit is reached.
     Full,
+    /// Too many handshakes of its token have failed.
+    CutOff,
 }
 
 /// The state after the environment's socket is lost.
@@ -100,6 +104,7 @@ impl Environment {
             table: Table::new(limits),
             executor: None,
             harness_sockets: HashMap::new(),
+            blame: Blame::new(config.failed_handshakes, config.cut_off),
             next: 0,
             epoch: 0,
             ended: false,
@@ -155,6 +160,7 @@ impl Environment {
         }
         inner.next += 1;
         inner.epoch += 1;
+        inner.blame.clear(Instant::now());
         let socket = inner.next;
         inner.executor = Some(Executor { socket, outbound, token, since });
         Ok(socket)
@@ -248,6 +254,12 @@ impl Environment {
                 FromExecutor::To(socket) => {
                     inner.harness_sockets.get(&socket).map(|socket| socket.outbound.clone())
                 }
+                FromExecutor::RefusesHandshake(id) => {
+                    let outbound =
+                        inner.harness_sockets.get(&id).map(|socket| socket.outbound.clone());
+                    self.blame(&mut inner, id);
+                    outbound
+                }
                 FromExecutor::Drop(why) => return self.metrics.dropped(why),
                 FromExecutor::Unknown => {
                     self.metrics.dropped(Dropped::Unknown);
@@ -274,6 +286,20 @@ impl Environment {
 
     // --- the harnesses' side ---
 
+    /// The environment has refused a handshake of this socket. If that happens too often, cuts off the token
+    /// of the harness, before the environment closes its own socket, which serves everyone.
+    fn blame(&self, inner: &mut Inner, socket: HarnessSocketId) {
+        let Some(token) = inner.harness_sockets.get(&socket).map(|socket| socket.token.clone())
+        else {
+            return;
+        };
+        if inner.blame.failed(&token, Instant::now()) {
+            tracing::warn!(token, "cut off a token whose handshakes fail");
+            self.metrics.cut_off.fetch_add(1, Relaxed);
+            self.close_sockets_of(inner, &token, CUT_OFF);
+        }
+    }
+
     /// Attaches a harness's socket.
     pub(crate) fn attach_harness(
         &self,
@@ -287,6 +313,9 @@ impl Environment {
         }
         if inner.harness_sockets.len() >= self.config.harnesses_per_environment {
             return Err(AttachError::Full);
+        }
+        if inner.blame.is_cut_off(&token, Instant::now()) {
+            return Err(AttachError::CutOff);
         }
         inner.next += 1;
         let id = inner.next;
@@ -385,6 +414,11 @@ impl Environment {
         if inner.executor.as_ref().is_some_and(|executor| executor.token == token) {
             return self.end_all(&mut inner, REVOKED);
         }
+        self.close_sockets_of(&mut inner, token, REVOKED);
+    }
+
+    /// Closes the harness sockets of a token and ends their streams.
+    fn close_sockets_of(&self, inner: &mut Inner, token: &str, reason: CloseReason) {
         let harness_sockets: Vec<HarnessSocketId> = inner
             .harness_sockets
             .iter()
@@ -393,9 +427,9 @@ impl Environment {
             .collect();
         for id in harness_sockets {
             let ended = inner.table.revoke_socket(id);
-            self.reset_at_executor(&inner, ended);
+            self.reset_at_executor(inner, ended);
             if let Some(socket) = inner.harness_sockets.remove(&id) {
-                socket.outbound.close(REVOKED);
+                socket.outbound.close(reason);
             }
         }
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::journal::{Journal, SharedJournal};
@@ -72,6 +72,7 @@ impl FileStore {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
             .open(directory.join("lock"))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(StoreError::Locked(directory.to_owned()));

@@ -75,6 +75,8 @@ pub(crate) enum SeatError {
     Replaced,
     #[error("harness limit reached")]
     Full,
+    #[error("too many handshakes failed")]
+    CutOff,
     #[error("the environment has been offline for too long")]
     Offline,
     #[error(transparent)]
@@ -86,6 +88,7 @@ impl From<AttachError> for SeatError {
         match error {
             AttachError::Ended => Self::Replaced,
             AttachError::Full => Self::Full,
+            AttachError::CutOff => Self::CutOff,
         }
     }
 }
@@ -309,7 +312,7 @@ impl Hub {
         match environment.attach_harness(outbound.clone(), harness, token) {
             Ok(handle) => Ok(Admitted { environment, harness: handle, outbound, queue }),
             Err(AttachError::Ended) => Err(Refusal::Away),
-            Err(AttachError::Full) => Err(Refusal::Full),
+            Err(AttachError::Full | AttachError::CutOff) => Err(Refusal::Full),
         }
     }
 

@@ -68,9 +68,8 @@ impl Journal {
         &mut self,
         records: impl Iterator<Item = R>,
     ) -> io::Result<()> {
-        let beside = self.path.with_extension("new");
-        let _ = std::fs::remove_file(&beside);
-        let mut file = open(&beside)?;
+        let (mut file, beside) = create_beside(&self.path)?;
+        give_to_owner(&file, self.path.parent().unwrap_or(Path::new(".")))?;
         let mut text = Vec::new();
         for record in records {
             text.extend_from_slice(&line(&record)?);
@@ -166,6 +165,27 @@ impl SharedJournal {
             return Err(error);
         }
         Ok(())
+    }
+}
+
+/// How often to try to create a file whose name another process takes.
+const ATTEMPTS: usize = 16;
+
+/// Creates the file that is to replace `path`, with mode 0600. It is always a new one: whatever has the name is
+/// removed, and a link that takes its place is not followed.
+pub(crate) fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let beside = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).mode(0o600).create_new(true);
+    let mut attempts = 0;
+    loop {
+        let _ = std::fs::remove_file(&beside);
+        attempts += 1;
+        match options.open(&beside) {
+            Ok(file) => return Ok((file, beside)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < ATTEMPTS => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -285,6 +305,34 @@ mod tests {
         journal.rewrite([7, 8].iter()).unwrap();
         journal.append(&9, false).unwrap();
         assert_eq!(Journal::open::<u32>(&path).unwrap().1, [7, 8, 9]);
+    }
+
+    /// Another process keeps putting a link where the new file is about to be created: nothing is ever written
+    /// through it.
+    #[test]
+    fn rewrite_follows_no_link_that_takes_the_name_of_the_new_file() {
+        let (dir, path) = file();
+        let victim = dir.path().join("victim");
+        std::fs::write(&victim, "untouched").unwrap();
+        let beside = path.with_extension("new");
+        let (mut journal, _) = Journal::open::<u32>(&path).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = std::os::unix::fs::symlink(&victim, &beside);
+                }
+            });
+            for round in 0..2_000_u32 {
+                let rewritten = journal.rewrite([round].iter());
+                let taken = |error: &io::Error| {
+                    matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound)
+                };
+                assert!(rewritten.as_ref().err().is_none_or(taken), "{rewritten:?}");
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
     }
 
     #[test]

@@ -27,6 +27,7 @@
 
 mod admission;
 mod api_error;
+mod blame;
 mod bridge;
 mod cluster;
 mod config;

@@ -22,6 +22,7 @@ pub(crate) struct Metrics {
     unknown: AtomicU64,
     away: AtomicU64,
     pub resets: AtomicU64,
+    pub cut_off: AtomicU64,
     pub replaced: AtomicU64,
     pub authentication_failures: AtomicU64,
     pub limited: AtomicU64,
@@ -130,6 +131,7 @@ impl Metrics {
                 &self.bytes_between_nodes,
             ),
             ("resets_total", "Streams ended by the service.", &self.resets),
+            ("cut_off_total", "Tokens cut off because their handshakes failed.", &self.cut_off),
             ("registrations_replaced_total", "Registrations that were replaced.", &self.replaced),
             (
                 "authentication_failures_total",

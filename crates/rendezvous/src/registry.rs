@@ -248,6 +248,7 @@ impl Registry {
         self.hub.seat(owner, &registration).await.map_err(|error| match error {
             SeatError::Replaced => ApiError::Replaced,
             SeatError::Full => ApiError::TooManyHarnesses,
+            SeatError::CutOff => self.limited(),
             SeatError::Offline => ApiError::Offline,
             SeatError::Store(error) => self.store_failed(error),
         })

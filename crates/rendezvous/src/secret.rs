@@ -5,12 +5,13 @@
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 pub use codex_exec_rpc::Secret;
 use ring::{digest, hmac};
 use zeroize::Zeroizing;
+
+use crate::journal::create_beside;
 
 /// The key that signs tickets: one per data directory, or one per cluster.
 #[derive(Clone)]
@@ -49,9 +50,7 @@ impl SigningKey {
         }
         // Written to a second file and renamed, so that a crash leaves a complete key or none.
         let key = Self::generate()?;
-        let beside = path.with_extension("new");
-        let _ = std::fs::remove_file(&beside);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let (mut file, beside) = create_beside(path)?;
         file.write_all(key.expose())?;
         file.sync_all()?;
         std::fs::rename(&beside, path)?;

@@ -25,11 +25,22 @@ pub(crate) const REVOKED: CloseReason = (1008, "token no longer valid");
 pub(crate) const OFFLINE: CloseReason = (1000, "environment offline");
 pub(crate) const STALLED: CloseReason = (1008, "too slow");
 const SILENT: CloseReason = (1001, "no pong");
+pub(crate) const CUT_OFF: CloseReason = (1008, "too many failed handshakes");
 pub(crate) const ENDED: CloseReason = (1000, "");
 
 /// All reasons, by the number that nodes send each other; add new ones at the end.
-pub(crate) const REASONS: [CloseReason; 9] =
-    [ENDED, GOING_AWAY, REPLACED, REGISTERED_AGAIN, REMOVED, REVOKED, OFFLINE, STALLED, SILENT];
+pub(crate) const REASONS: [CloseReason; 10] = [
+    ENDED,
+    GOING_AWAY,
+    REPLACED,
+    REGISTERED_AGAIN,
+    REMOVED,
+    REVOKED,
+    OFFLINE,
+    STALLED,
+    SILENT,
+    CUT_OFF,
+];
 
 /// The outbound queue of a socket; clones share it.
 #[derive(Debug, Clone)]

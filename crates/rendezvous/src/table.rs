@@ -35,6 +35,8 @@ pub(crate) enum FromHarness {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FromExecutor {
     To(HarnessSocketId),
+    /// The same, and it ends a stream whose handshake was never answered.
+    RefusesHandshake(HarnessSocketId),
     Drop(Dropped),
     /// No harness has claimed the stream.
     Unknown,
@@ -60,6 +62,8 @@ struct Entry {
     orphaned: Option<Instant>,
     harness_acks: bool,
     executor_acks: bool,
+    /// The harness has sent a handshake that the environment has not answered.
+    handshakes: bool,
 }
 
 impl Entry {
@@ -114,8 +118,11 @@ impl Table {
                 entry.orphaned = None;
             }
             entry.harness_acks |= frame.acknowledges;
-            if frame.kind == BodyKind::Reset {
-                self.streams.remove(frame.stream_id);
+            match frame.kind {
+                // Another handshake on a stream that is open ends it.
+                BodyKind::Handshake => entry.handshakes = true,
+                BodyKind::Reset => drop(self.streams.remove(frame.stream_id)),
+                _ => {}
             }
             return FromHarness::Forward;
         }
@@ -136,6 +143,7 @@ impl Table {
             // A resume with an acknowledgement continues a stream that another node, or this one before
             // a restart, has routed: its environment acknowledges.
             executor_acks: frame.acknowledges && frame.kind == BodyKind::Resume,
+            handshakes: frame.kind == BodyKind::Handshake,
         };
         self.streams.insert(frame.stream_id.into(), entry);
         FromHarness::Forward
@@ -149,11 +157,19 @@ impl Table {
             };
         };
         entry.executor_acks |= frame.acknowledges;
-        let socket = entry.socket;
-        if frame.kind == BodyKind::Reset {
-            self.streams.remove(frame.stream_id);
+        let (socket, handshakes) = (entry.socket, entry.handshakes);
+        match frame.kind {
+            BodyKind::Reset => drop(self.streams.remove(frame.stream_id)),
+            BodyKind::Handshake | BodyKind::Data => entry.handshakes = false,
+            _ => {}
         }
-        socket.map_or(FromExecutor::Drop(Dropped::Away), FromExecutor::To)
+        match socket {
+            None => FromExecutor::Drop(Dropped::Away),
+            Some(socket) if handshakes && frame.kind == BodyKind::Reset => {
+                FromExecutor::RefusesHandshake(socket)
+            }
+            Some(socket) => FromExecutor::To(socket),
+        }
     }
 
     /// Removes a stream that the service ends.

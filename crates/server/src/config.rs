@@ -37,6 +37,9 @@ pub struct ServerConfig {
     pub metrics: bool,
     /// Where a server program serves the counters as Prometheus text, at `/metrics` (default: nowhere).
     pub metrics_address: Option<SocketAddr>,
+    /// Where a server program listens for its operator: a Unix socket (default: nowhere). Whoever may use it
+    /// may stop the server.
+    pub control_socket: Option<PathBuf>,
     /// Records the terminals of processes (default: none).
     pub recorder: Option<Recorder>,
     /// Limits of filesystem requests.
@@ -146,6 +149,7 @@ impl Default for ServerConfig {
             audit: None,
             metrics: false,
             metrics_address: None,
+            control_socket: None,
             recorder: None,
             files: Arc::default(),
             environment: EnvironmentPlaces::default(),

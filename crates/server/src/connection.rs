@@ -269,6 +269,7 @@ pub(crate) async fn serve(
     mut connection: Connection,
 ) {
     let transfer = connection.transfer();
+    let _open = server.count_open();
     let _counted = server.metrics().map(Metrics::connection);
     let mut state =
         ConnectionState::new(server, principal, connection.outbound().clone(), &transfer);
@@ -723,7 +724,7 @@ impl ConnectionState {
             }
             (None, Role::Holder) => {
                 let ttl = requested_ttl.unwrap_or(config.detach_ttl);
-                let (session, attachment) = sessions.create(ttl, params.session_name, holder);
+                let (session, attachment) = sessions.create(ttl, params.session_name, holder)?;
                 (session, Part::Holder(client, attachment))
             }
             (None, _) => {

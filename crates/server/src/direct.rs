@@ -6,7 +6,7 @@ use codex_exec_remote::{
 };
 
 use crate::config::ServerConfig;
-use crate::remote::RemoteRunError;
+use crate::remote::{RemoteRunError, listener_name, stopped_or_drained};
 use crate::run::ExecServerRuntimePaths;
 use crate::server::Server;
 
@@ -62,9 +62,11 @@ pub async fn run_direct_environment_until<C: Credential + 'static>(
     tracing::info!(environment_id, registry = %registry.base(), "serving directly");
     runtime_paths.configure(&mut server);
     let server = Server::start(server).await.map_err(RemoteRunError::Setup)?;
+    server.set_listeners(vec![listener_name(registry.base(), &environment_id)]);
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
     let drain = server.shut_down();
+    let stop = stopped_or_drained(&server, stop);
     let served = serve_direct(dial, registry, &environment_id, accept, stop, drain).await;
     // Also after a refusal, so that no process is left behind.
     server.shut_down().await;

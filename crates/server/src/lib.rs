@@ -12,8 +12,10 @@ mod auth;
 mod client_calls;
 mod config;
 mod connection;
+mod control;
 #[cfg(feature = "remote")]
 mod direct;
+mod drain;
 mod entry;
 mod environment;
 mod files;
@@ -48,6 +50,9 @@ mod tls;
 pub use audit::{AuditConfig, AuditLog};
 pub use auth::{AuthConfigError, SignedBearer, WebSocketAuth};
 pub use config::{ServerConfig, ShellSnapshotConfig};
+pub use control::{
+    ControlClient, ControlError, DrainEnd, DrainStatus, ServerStatus, SessionCounts, StatusLimits,
+};
 #[cfg(feature = "remote")]
 pub use direct::{DirectEnvironmentConfig, run_direct_environment_until};
 pub use entry::EntryConfig;

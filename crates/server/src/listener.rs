@@ -391,6 +391,9 @@ impl Visitor {
             return text(StatusCode::FORBIDDEN, "requests with an Origin header are refused\n");
         }
         match (request.method(), request.uri().path()) {
+            (&Method::GET, "/readyz") if self.server.is_draining() => {
+                text(StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+            }
             (&Method::GET, "/readyz") => text(StatusCode::OK, "ok\n"),
             (&Method::GET, "/") => {
                 let authorization = request.headers().get(AUTHORIZATION);

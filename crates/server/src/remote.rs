@@ -153,6 +153,7 @@ pub async fn run_remote_environment_until(
         registry = %registry.base(),
         "serving remotely"
     );
+    let listener = listener_name(registry.base(), &config.environment_id);
     let target = RegistrationTarget::Environment {
         registry,
         environment_id: config.environment_id,
@@ -168,7 +169,7 @@ pub async fn run_remote_environment_until(
             // Dropping a stream closes its connection to the other server.
             Ok(serve_streams(config.relay, target, accept, stop, async {}).await?)
         }
-        None => serve(config.relay, target, config.server, runtime_paths, stop).await,
+        None => serve(config.relay, target, listener, config.server, runtime_paths, stop).await,
     }
 }
 
@@ -192,8 +193,9 @@ pub async fn run_remote_executor_until(
         executor_id = config.executor_id,
         "serving without end-to-end encryption: the rendezvous can read and change all traffic"
     );
+    let listener = listener_name(registry.base(), &config.executor_id);
     let target = RegistrationTarget::Executor { registry, executor_id: config.executor_id };
-    serve(config.relay, target, config.server, runtime_paths, stop).await
+    serve(config.relay, target, listener, config.server, runtime_paths, stop).await
 }
 
 fn registry(
@@ -209,17 +211,33 @@ fn registry(
     Ok(registry.with_trace(TraceContext::from_env()))
 }
 
+/// Resolves when `stop` does, or when the server has drained.
+pub(crate) async fn stopped_or_drained(server: &Server, stop: impl Future<Output = ()>) {
+    tokio::select! {
+        () = stop => {}
+        () = server.drained() => {}
+    }
+}
+
+/// How `status` shows an environment.
+pub(crate) fn listener_name(registry: &BaseUrl, id: &str) -> String {
+    format!("{id} at {registry}")
+}
+
 async fn serve(
     relay: RelayConfig,
     target: RegistrationTarget,
+    listener: String,
     mut config: ServerConfig,
     runtime_paths: &ExecServerRuntimePaths,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RemoteRunError> {
     runtime_paths.configure(&mut config);
     let server = Server::start(config).await.map_err(RemoteRunError::Setup)?;
+    server.set_listeners(vec![listener]);
     let serving = server.clone();
     let accept = move |connection| serving.serve(connection);
+    let stop = stopped_or_drained(&server, stop);
     let served = serve_streams(relay, target, accept, stop, server.shut_down()).await;
     // Also after a refusal: no process is left behind.
     server.shut_down().await;

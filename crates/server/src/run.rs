@@ -156,8 +156,8 @@ pub async fn run_main(
     Ok(())
 }
 
-/// Runs a server until `stop` resolves or, on stdio, its input ends; then kills every process that it
-/// started. Prints the address of each listener as a line on stdout, first those of the service manager, then
+/// Runs a server until `stop` resolves, it has drained or, on stdio, its input ends; then kills every process
+/// that it started. Prints the address of each listener as a line on stdout, first those of the service manager, then
 /// the others, in their order.
 pub async fn run(
     listening: Listening,
@@ -198,11 +198,13 @@ pub async fn run(
     if let Some(tls) = tls {
         reload_on_hangup(tls);
     }
+    server.set_listeners(listeners.iter().map(|(_, url)| url.to_string()).collect());
     announce(listeners.iter().map(|(_, url)| url)).map_err(RunError::Setup)?;
     notifier.ready();
     let serving = listeners.into_iter().map(|(listener, _)| listener.serve(&server));
     tokio::select! {
         _ = futures_util::future::join_all(serving) => {}
+        () = server.drained() => {}
         () = stop => tracing::info!("stopping"),
     }
     notifier.stopping();
@@ -257,9 +259,11 @@ async fn serve_stdio(
     let connection =
         Connection::lines(tokio::io::stdin(), tokio::io::stdout(), &server.config().connection);
     let outbound = connection.outbound().clone();
+    server.set_listeners(vec![ListenUrl::Stdio.to_string()]);
     listening.notifier.ready();
     tokio::select! {
         () = server.serve_until_closed(connection) => {}
+        () = server.drained() => {}
         () = stop => tracing::info!("stopping"),
     }
     listening.notifier.stopping();

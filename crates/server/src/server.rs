@@ -2,7 +2,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use codex_exec_host::files::ChangeMemory;
 use codex_exec_host::process::ProcessHost;
@@ -10,6 +11,7 @@ use codex_exec_host::{machine, pool};
 use codex_exec_rpc::{Budget, Connection, ConnectionConfig};
 use codex_exec_server_protocol::environment::{Capabilities, EnvironmentInfo, ShellInfo};
 use codex_exec_server_protocol::{Assurance, PathUri};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +21,8 @@ use crate::audit::AuditLog;
 use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::connection;
+use crate::control::{ControlFile, ControlSocket};
+use crate::drain::Drain;
 use crate::entry::{Gate, Pass};
 use crate::lanes::Lanes;
 use crate::limits::{Ledger, Whose};
@@ -65,6 +69,21 @@ struct Shared {
     metrics: Option<Arc<Metrics>>,
     http_requests: Arc<Semaphore>,
     change_memory: Arc<ChangeMemory>,
+    started_at: Instant,
+    /// Where it listens, for its operator.
+    listeners: Mutex<Vec<String>>,
+    open_connections: AtomicUsize,
+    drain: Drain,
+    control_file: ControlFile,
+}
+
+/// Counts a connection while it is open.
+pub(crate) struct OpenConnection(Server);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.0.open_connections.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Server {
@@ -96,18 +115,34 @@ impl Server {
             shutdown: CancellationToken::new(),
             connections: TaskTracker::new(),
             lanes,
+            started_at: Instant::now(),
+            listeners: Mutex::default(),
+            open_connections: AtomicUsize::new(0),
+            drain: Drain::new(),
+            control_file: ControlFile::default(),
         })))
     }
 
-    /// Creates a server, and serves its counters if the configuration says where.
+    /// Creates a server, and serves its counters and its control socket if the configuration says where.
     pub(crate) async fn start(mut config: ServerConfig) -> io::Result<Self> {
-        let Some(address) = config.metrics_address else { return Self::new(config) };
-        let listener = TcpListener::bind(address).await.map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot serve metrics at {address}: {error}"))
-        })?;
-        config.metrics = true;
+        let mut counters = None;
+        if let Some(address) = config.metrics_address {
+            let listener = TcpListener::bind(address).await.map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot serve metrics at {address}: {error}"))
+            })?;
+            config.metrics = true;
+            counters = Some(listener);
+        }
+        let control = config.control_socket.as_deref().map(ControlSocket::bind).transpose()?;
+        // A sandboxed process that could open it could stop the server.
+        config.own_files.denied.extend(control.as_ref().map(|control| control.path().to_owned()));
         let server = Self::new(config)?;
-        tokio::spawn(metrics::serve(listener, server.clone()));
+        if let Some(listener) = counters {
+            tokio::spawn(metrics::serve(listener, server.clone()));
+        }
+        if let Some(control) = control {
+            control.start(&server);
+        }
         Ok(server)
     }
 
@@ -149,6 +184,7 @@ impl Server {
             let _ = tokio::time::timeout(grace, self.0.sessions.terminate_all()).await;
         }
         self.0.shutdown.cancel();
+        drop(self.0.control_file.lock().take());
         self.0.connections.close();
         self.0.connections.wait().await;
         self.0.sessions.end_all().await;
@@ -160,6 +196,37 @@ impl Server {
     /// Resolves when the server begins to shut down.
     pub async fn shutting_down(&self) {
         self.0.shutdown.cancelled().await;
+    }
+
+    /// Says where the server can be reached, for its operator.
+    pub(crate) fn set_listeners(&self, listeners: Vec<String>) {
+        *self.0.listeners.lock() = listeners;
+    }
+
+    pub(crate) fn listeners(&self) -> Vec<String> {
+        self.0.listeners.lock().clone()
+    }
+
+    /// Counts a connection until the result is dropped.
+    pub(crate) fn count_open(&self) -> OpenConnection {
+        self.0.open_connections.fetch_add(1, Ordering::Relaxed);
+        OpenConnection(self.clone())
+    }
+
+    pub(crate) fn open_connections(&self) -> usize {
+        self.0.open_connections.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn uptime(&self) -> Duration {
+        self.0.started_at.elapsed()
+    }
+
+    pub(crate) fn drain_state(&self) -> &Drain {
+        &self.0.drain
+    }
+
+    pub(crate) fn control_file(&self) -> &ControlFile {
+        &self.0.control_file
     }
 
     /// The configuration that the server was created with.

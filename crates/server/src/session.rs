@@ -55,6 +55,8 @@ pub(crate) struct Sessions {
     by_id: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     last_group: Arc<AtomicU64>,
     last_client: Arc<AtomicU64>,
+    /// The server drains. Set while `by_id` is locked.
+    refuses_new: Arc<AtomicBool>,
     /// Sessions whose processes are being killed.
     ending: TaskTracker,
 }
@@ -178,8 +180,16 @@ pub(crate) enum InsertError {
 
 impl Sessions {
     pub(crate) fn new(host: ProcessHost, quota: Quota, metrics: Option<Arc<Metrics>>) -> Self {
-        let (by_id, last_group, last_client) = (Arc::default(), Arc::default(), Arc::default());
-        Self { host, quota, metrics, by_id, last_group, last_client, ending: TaskTracker::new() }
+        Self {
+            host,
+            quota,
+            metrics,
+            by_id: Arc::default(),
+            last_group: Arc::default(),
+            last_client: Arc::default(),
+            refuses_new: Arc::default(),
+            ending: TaskTracker::new(),
+        }
     }
 
     /// The id of a new connection.
@@ -187,13 +197,13 @@ impl Sessions {
         ClientId(self.last_client.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Creates a session, attached to `holder`.
+    /// Creates a session, attached to `holder`, unless the server drains.
     pub(crate) fn create(
         &self,
         detach_ttl: Duration,
         name: Option<String>,
         holder: Holder,
-    ) -> (Arc<Session>, Attachment) {
+    ) -> Result<(Arc<Session>, Attachment), RpcError> {
         let session = Arc::new(Session {
             id: uuid::Uuid::new_v4().to_string(),
             name,
@@ -216,8 +226,38 @@ impl Sessions {
             ledger: Ledger::new(Whose::Session, self.quota),
             metrics: self.metrics.clone(),
         });
-        self.by_id.lock().insert(session.id.clone(), session.clone());
-        (session, Attachment(0))
+        let mut by_id = self.by_id.lock();
+        if self.refuses_new.load(Ordering::Relaxed) {
+            let message = "the server is being drained and opens no new sessions; connect to another one, \
+                           or try again later";
+            return Err(RpcError::invalid_request(ErrorKind::Draining, message));
+        }
+        by_id.insert(session.id.clone(), session.clone());
+        drop(by_id);
+        Ok((session, Attachment(0)))
+    }
+
+    /// Creates no more sessions.
+    pub(crate) fn refuse_new(&self) {
+        let _by_id = self.by_id.lock();
+        self.refuses_new.store(true, Ordering::Relaxed);
+    }
+
+    /// How many sessions have a connection, or a process that runs or can be read.
+    pub(crate) fn in_use(&self) -> usize {
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        let in_use =
+            |session: &&Arc<Session>| session.connections() > 0 || !session.processes().is_empty();
+        all.iter().filter(in_use).count()
+    }
+
+    /// How many processes of all sessions run.
+    pub(crate) async fn running_processes(&self) -> usize {
+        let all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        let infos = all.iter().flat_map(|session| session.processes());
+        let infos = infos.map(|process| async move { process.info().await });
+        let infos = futures_util::future::join_all(infos).await;
+        infos.iter().flatten().filter(|info| !info.exited).count()
     }
 
     /// Attaches to a detached session of the same principal, or takes it over from a silent connection: one
@@ -604,7 +644,7 @@ mod tests {
             taken: Arc::default(),
             knows_roles: false,
         };
-        let (session, _) = server.sessions().create(Duration::ZERO, None, holder);
+        let (session, _) = server.sessions().create(Duration::ZERO, None, holder).unwrap();
         server.sessions().end_all().await;
         let refused = session.insert(&"p".into(), || unreachable!("nothing starts"));
         assert_eq!(refused.err(), Some(InsertError::Ended));

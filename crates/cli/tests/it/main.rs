@@ -8,6 +8,7 @@ mod auth;
 mod cgroup;
 mod commands;
 mod confined;
+mod control;
 mod cut_connections;
 mod denials;
 mod destinations;

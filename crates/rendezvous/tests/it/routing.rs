@@ -270,3 +270,77 @@ async fn client_gone_before_the_upgrade_releases_its_seat() {
     }
     world.websocket(&url).await.unwrap();
 }
+
+fn handshake(stream: &str) -> Message {
+    frame(stream, Body::Handshake { payload: (&b"not a handshake"[..]).into() })
+}
+
+fn refusal(stream: &str) -> Message {
+    frame(stream, Body::Reset { reason: "handshake_failed".into() })
+}
+
+/// How a socket ends, after the refusals that may come before that.
+async fn closed(socket: &mut Client) -> String {
+    loop {
+        let end = next(socket).await;
+        if !end.ends_with(" reset handshake_failed") {
+            return end;
+        }
+    }
+}
+
+/// An environment closes its socket after eight failed handshakes: the harness that sends them loses its own
+/// before that, and the others keep theirs.
+#[tokio::test(start_paused = true)]
+async fn harness_whose_handshakes_fail_is_cut_off_and_not_its_environment() {
+    let world = World::new();
+    let (good, bad) = (world.token(), world.token());
+    let mut environment = world.online("e1", &good).await;
+    let mut other = world.online("e2", &good).await;
+    let mut ann = world.harness("e1", &good, 1).await;
+    let mut eve = world.harness("e1", &bad, 2).await;
+    send(&mut ann, handshake("a")).await;
+    assert_eq!(next(&mut environment).await, "a handshake");
+    send(&mut environment, handshake("a")).await;
+    assert_eq!(next(&mut ann).await, "a handshake");
+    let mut failures = 0;
+    // Also over several sockets, with other keys.
+    for round in 0..4 {
+        let stream = format!("e{round}");
+        send(&mut eve, handshake(&stream)).await;
+        assert_eq!(next(&mut environment).await, format!("{stream} handshake"));
+        send(&mut environment, refusal(&stream)).await;
+        failures += 1;
+        if round == 1 {
+            assert_eq!(next(&mut eve).await, "e1 reset handshake_failed");
+            eve = world.harness("e1", &bad, 3).await;
+        } else if round < 3 {
+            assert_eq!(next(&mut eve).await, format!("{stream} reset handshake_failed"));
+        }
+    }
+    assert!(failures < 8, "the environment would close its socket");
+    assert_eq!(closed(&mut eve).await, "closed 1008");
+    let (_, answer) = world.connect("e1", &bad, 2).await;
+    assert_eq!(world.websocket(&text(&answer["url"])).await.unwrap_err(), 429);
+    assert_eq!(world.metric("cut_off_total").await, 1);
+    // The other harness and the environment go on; elsewhere the token is as good as before.
+    send(&mut ann, data("a", b"still there")).await;
+    assert_eq!(next(&mut environment).await, "a data still there");
+    let mut elsewhere = world.harness("e2", &bad, 2).await;
+    send(&mut elsewhere, claim("s")).await;
+    assert_eq!(next(&mut other).await, "s resume");
+    // After the time it may try again, and one failure is enough.
+    tokio::time::advance(Duration::from_secs(61)).await;
+    let mut eve = world.harness("e1", &bad, 2).await;
+    send(&mut eve, handshake("again")).await;
+    assert_eq!(next(&mut environment).await, "again handshake");
+    send(&mut environment, refusal("again")).await;
+    assert_eq!(closed(&mut eve).await, "closed 1008");
+    // A reset of a stream that was open blames no harness.
+    for _ in 0..8 {
+        send(&mut ann, claim("b")).await;
+        assert_eq!(next(&mut environment).await, "b resume");
+        send(&mut environment, refusal("b")).await;
+        assert_eq!(next(&mut ann).await, "b reset handshake_failed");
+    }
+}
