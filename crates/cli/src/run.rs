@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
+use codex_exec_server::protocol::run_event::RunEvent;
 use codex_exec_server::{
     EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, Fit, OnFull, PathUri,
     ProcessId, ResourceLimits, Retain, RetainUntil,
@@ -19,7 +20,7 @@ use crate::foreground::{Ending, Foreground, warn_abandoned};
 use crate::hosts::{HostArgs, HostRules, Watched};
 use crate::limits::{self, RunLimits};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
-use crate::output::{JsonEvent, Sink};
+use crate::output::Sink;
 use crate::place::Place;
 use crate::policy::SandboxArgs;
 use crate::saved_sessions::{SavedSession, SessionName};
@@ -303,12 +304,12 @@ impl RunArgs {
 
     async fn announce(&self, process: &Process) {
         let session = process.client().session_id();
-        let line = JsonEvent::Started {
-            process_id: &process.id().0,
-            session_id: session.as_deref(),
+        let line = RunEvent::Started {
+            process_id: process.id().to_string(),
+            session_id: session,
             sandbox_type: process.sandbox_type(),
             sandbox_assurance: process.sandbox_assurance(),
-            limits: process.limits(),
+            limits: process.limits().copied().map(Box::new),
         };
         if self.json {
             let _ = Sink::new(true).print_if_json(&line).await;
@@ -334,7 +335,7 @@ impl RunArgs {
         );
         let approval = confirm::confirm(&question, foreground.signals).await;
         if self.json {
-            let line = JsonEvent::Asked { approved: approval == Approval::Approved };
+            let line = RunEvent::Asked { approved: approval == Approval::Approved };
             let _ = Sink::new(true).print_if_json(&line).await;
         }
         approval
