@@ -238,10 +238,13 @@ fn no_arguments_change_anything_outside_the_policy() {
     }
     assert!(succeeded > 20 && failed > 20, "{succeeded} calls succeeded, {failed} failed");
     // The tools do change what the policy permits.
-    assert_eq!(mcp.call("write_file", json!({"path": "made", "content": "x"}))["isError"], false);
-    mcp.call("run", json!({"command": "echo y > made-too"}));
-    assert_eq!(std::fs::read_to_string(world.root.join("made")).unwrap(), "x");
-    assert_eq!(std::fs::read_to_string(world.root.join("made-too")).unwrap(), "y\n");
+    assert_eq!(
+        mcp.call("write_file", json!({"path": "control", "content": "x"}))["isError"],
+        false
+    );
+    mcp.call("run", json!({"command": "echo y > control-too"}));
+    assert_eq!(std::fs::read_to_string(world.root.join("control")).unwrap(), "x");
+    assert_eq!(std::fs::read_to_string(world.root.join("control-too")).unwrap(), "y\n");
     mcp.end();
 }
 
@@ -274,11 +277,13 @@ fn commands_end_with_their_client() {
     let started = mcp.call("run", json!({"command": command, "wait_seconds": 0}));
     assert_eq!(started["structuredContent"]["running"], true, "{started}");
     let mut pipe = std::fs::File::open(&fifo).unwrap();
+    let mut up = [0; 3];
+    pipe.read_exact(&mut up).unwrap();
     mcp.end();
     // The end of the pipe comes when the last process that holds it has ended.
     let mut rest = String::new();
     pipe.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "up\n");
+    assert_eq!((&up, rest.as_str()), (b"up\n", ""));
 }
 
 #[test]
