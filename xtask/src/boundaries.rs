@@ -48,6 +48,7 @@ const BOUNDARIES: &[Boundary] = &[
     ),
     boundary(HOST, &["codex-exec-rpc", "hyper"]),
     boundary(CLIENT, &[HOST, SANDBOX, CREDENTIALS, SERVING]),
+    boundary("codex-exec-mcp", &[HOST, SANDBOX, CREDENTIALS, SERVING]),
     boundary(SERVING, &[CLIENT]),
     boundary(REMOTE, &[HOST, SANDBOX, CLIENT, SERVING, CREDENTIALS, CRYPTO_BOX]),
     boundary(CREDENTIALS, &[HOST, SANDBOX, CLIENT, SERVING]),

@@ -10,6 +10,7 @@ mod holes;
 mod packages;
 mod reproduce;
 mod sbom;
+mod schema;
 mod soak;
 mod tidy;
 mod torture;
@@ -34,6 +35,8 @@ enum Task {
     Reproduce(reproduce::ReproduceArgs),
     /// Write the software bill of materials of the program, as CycloneDX JSON
     Sbom(sbom::SbomArgs),
+    /// Write docs/protocol/schema.json and openrpc.json from the types of the protocol
+    Schema,
     /// Load a server for an hour, and check that nothing grows
     Soak(soak::SoakArgs),
     /// Check conventions that no compiler checks
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Holes(args) => holes::run(&args),
         Task::Reproduce(args) => reproduce::run(&args),
         Task::Sbom(args) => sbom::run(&args),
+        Task::Schema => schema::run(),
         Task::Soak(args) => soak::run(&args),
         Task::Tidy => tidy::run(),
         Task::Torture(args) => torture::run(&args),

@@ -42,7 +42,12 @@ impl Packages {
             let mut to = Vec::new();
             for dependency in list(&node["deps"])? {
                 let kinds = list(&dependency["dep_kinds"])?;
-                to.push((id(&dependency["pkg"])?, kinds.iter().all(|kind| kind["kind"] == "dev")));
+                let is_dev = |kind: &Value| kind["kind"] == "dev";
+                let pkg = id(&dependency["pkg"])?;
+                // An optional dependency that the tests name too: they switch it on.
+                let for_tests =
+                    kinds.iter().any(is_dev) && is_optional(&packages, &id(&node["id"])?, &pkg);
+                to.push((pkg, for_tests || kinds.iter().all(is_dev)));
             }
             edges.insert(id(&node["id"])?, to);
         }
@@ -86,6 +91,16 @@ impl Packages {
         let foreign = named.filter(|dependency| dependency["path"].is_null());
         foreign.filter_map(|dependency| Some(dependency["name"].as_str()?.to_owned())).collect()
     }
+}
+
+/// Whether this package needs that one with a feature only.
+fn is_optional(packages: &BTreeMap<String, Value>, package: &str, dependency: &str) -> bool {
+    let (Some(package), Some(dependency)) = (packages.get(package), packages.get(dependency))
+    else {
+        return false;
+    };
+    let mut named = package["dependencies"].as_array().into_iter().flatten();
+    named.any(|named| named["name"] == dependency["name"] && named["optional"] == true)
 }
 
 #[cfg(test)]

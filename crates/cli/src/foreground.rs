@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use codex_exec_server::client::{
     ConnectionStatus, Lost, Process, ProcessEvent, ProcessEvents, ProcessStdin,
 };
+use codex_exec_server::protocol::run_event::RunEvent;
 use codex_exec_server::{
     EndedBy, ErrorKind, ExecServerClient, ExecServerError, Fit, OutputStream, ProcessId,
     ProcessSignal, ResourceLimits, SignalParams, TerminateParams,
@@ -26,7 +27,7 @@ use crate::exit::{self, BROKEN_PIPE, TIMED_OUT, print_stderr};
 use crate::input::Input;
 use crate::limits;
 use crate::outage::{self, Outage, Trying, Where};
-use crate::output::{JsonEvent, Sink};
+use crate::output::Sink;
 use crate::signals::{SignalEvent, Signals, exit_code};
 use crate::terminal::{self, Terminal};
 
@@ -285,7 +286,7 @@ impl Foreground<'_> {
                 None => (ErrorKind::ConnectionLost, ABANDONED.to_owned()),
             };
             let exit_code = ending.code().map_or(exit::NOT_RUN, exit::byte);
-            let line = JsonEvent::Failed { kind, message, exit_code };
+            let line = RunEvent::Failed { kind, message, exit_code };
             // If stdout is closed, the exit code still says it.
             let _ = sink.print_if_json(&line).await;
         }

@@ -138,14 +138,11 @@ impl HostRules {
         }
     }
 
-    /// Puts the command behind a proxy with these rules and leaves it no other way out. Without a
-    /// sandbox of its own, it is confined in nothing but its network.
-    pub(crate) fn apply(
+    /// The proxy for a command on this server, if it can have one.
+    pub(crate) fn launch_on(
         &self,
         client: &ExecServerClient,
-        command: ExecCommand,
-        sandbox: Option<SandboxContext>,
-    ) -> anyhow::Result<ExecCommand> {
+    ) -> anyhow::Result<NetworkProxyLaunch> {
         let capabilities = client.capabilities();
         if !capabilities.network_proxy_launch {
             bail!(
@@ -155,8 +152,20 @@ impl HostRules {
         if self.has_ports() && !capabilities.network_port_rules {
             bail!("this server ignores the ports of host rules; leave out :PORT");
         }
+        Ok(self.launch())
+    }
+
+    /// Puts the command behind a proxy with these rules and leaves it no other way out. Without a
+    /// sandbox of its own, it is confined in nothing but its network.
+    pub(crate) fn apply(
+        &self,
+        client: &ExecServerClient,
+        command: ExecCommand,
+        sandbox: Option<SandboxContext>,
+    ) -> anyhow::Result<ExecCommand> {
+        let launch = self.launch_on(client)?;
         let sandbox = sandbox.unwrap_or_else(network_alone);
-        Ok(command.sandbox(sandbox).network_proxy(self.launch()).enforce_network())
+        Ok(command.sandbox(sandbox).network_proxy(launch).enforce_network())
     }
 }
 

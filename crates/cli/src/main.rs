@@ -28,6 +28,7 @@ mod logging;
 mod login;
 mod logs;
 mod ls;
+mod mcp;
 mod observe;
 mod on;
 mod outage;
@@ -37,6 +38,7 @@ mod place;
 mod places;
 mod places_file;
 mod policy;
+mod protocol;
 mod ps;
 mod remote;
 mod remote_path;
@@ -97,8 +99,10 @@ enum Command {
     Search(search::SearchArgs),
     ApplyPatch(apply_patch::ApplyPatchArgs),
     Info(info::InfoArgs),
+    Protocol(protocol::ProtocolArgs),
     Sandbox(sandbox::SandboxArgs),
     ExecServer(Box<exec_server::ExecServerArgs>),
+    Mcp(Box<mcp::McpArgs>),
     Login(login::LoginArgs),
     /// Remove the credentials stored by codex login
     Logout,
@@ -159,8 +163,10 @@ fn main() -> ExitCode {
         Command::Search(args) => search::run(&args),
         Command::ApplyPatch(args) => apply_patch::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Protocol(args) => protocol::run(&args),
         Command::Sandbox(args) => sandbox::run(&args),
         Command::ExecServer(args) => exec_server::run(*args),
+        Command::Mcp(args) => mcp::run(&args),
         Command::Login(args) => login::run(args),
         Command::Logout => login::run_logout(),
         Command::Doctor(args) => doctor::run(&args),

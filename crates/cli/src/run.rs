@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use codex_exec_server::client::{Approval, Denial, ExecCommand, ExitStatus, Process};
+use codex_exec_server::protocol::run_event::RunEvent;
 use codex_exec_server::{
     EnvInherit, EnvPolicy, ErrorKind, ExecServerClient, ExecServerError, Fit, OnFull, PathUri,
     ProcessId, ResourceLimits, Retain, RetainUntil,
@@ -20,7 +21,7 @@ use crate::foreground::{Ending, Foreground, warn_abandoned};
 use crate::hosts::{HostArgs, HostRules, Watched};
 use crate::limits::{self, RunLimits};
 use crate::on::{ConnectOptions, Connected, OnArgs, TOKEN_VARIABLE, block_on};
-use crate::output::{self, JsonEvent, Sink};
+use crate::output::{self, Sink};
 use crate::place::Place;
 use crate::policy::SandboxArgs;
 use crate::saved_sessions::{SavedSession, SessionName};
@@ -143,7 +144,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let result = result.map_err(exit::with_command_code);
     if let (true, Err(error)) = (args.json, &result) {
         let (kind, message) = (exit::kind(error), exit::message(error));
-        let line = JsonEvent::Failed { kind, message, exit_code: exit::code(error) };
+        let line = RunEvent::Failed { kind, message, exit_code: exit::code(error) };
         // Its failure is that of the output, which is reported anyway.
         let _ = output::print_line(&line);
     }
@@ -313,12 +314,12 @@ impl RunArgs {
 
     async fn announce(&self, process: &Process) {
         let session = process.client().session_id();
-        let line = JsonEvent::Started {
-            process_id: &process.id().0,
-            session_id: session.as_deref(),
+        let line = RunEvent::Started {
+            process_id: process.id().to_string(),
+            session_id: session,
             sandbox_type: process.sandbox_type(),
             sandbox_assurance: process.sandbox_assurance(),
-            limits: process.limits(),
+            limits: process.limits().copied().map(Box::new),
         };
         if self.json {
             let _ = Sink::new(true).print_if_json(&line).await;
@@ -344,7 +345,7 @@ impl RunArgs {
         );
         let approval = confirm::confirm(&question, foreground.signals).await;
         if self.json {
-            let line = JsonEvent::Asked { approved: approval == Approval::Approved };
+            let line = RunEvent::Asked { approved: approval == Approval::Approved };
             let _ = Sink::new(true).print_if_json(&line).await;
         }
         approval

@@ -7,6 +7,7 @@ use crate::permissions::SandboxContext;
 
 /// Params of `capabilityRoots/discoverV1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilityRootsDiscoverParams {
     /// Where to look; at most 128 roots.
     pub roots: Vec<CapabilityRoot>,
@@ -14,6 +15,7 @@ pub struct CapabilityRootsDiscoverParams {
 
 /// A directory to look in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilityRoot {
     /// Chosen by the client, returned unchanged.
     pub id: String,
@@ -26,6 +28,7 @@ pub struct CapabilityRoot {
 
 /// Result of `capabilityRoots/discoverV1`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilityRootsDiscoverResponse {
     /// One for each root, in the order of the request.
     pub roots: Vec<DiscoveredRoot>,
@@ -33,6 +36,7 @@ pub struct CapabilityRootsDiscoverResponse {
 
 /// What is in a root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveredRoot {
     /// Of the request.
@@ -80,6 +84,7 @@ impl DiscoveredRoot {
 
 /// A text file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilityFile {
     /// Where it is.
     pub path: PathUri,
@@ -95,6 +100,7 @@ impl CapabilityFile {
 
 /// The files of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PluginFiles {
     /// `plugin.json`.
@@ -114,6 +120,7 @@ impl PluginFiles {
 
 /// The files of a skill.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SkillFiles {
     /// `SKILL.md`.
     pub instructions: CapabilityFile,
@@ -123,6 +130,7 @@ pub struct SkillFiles {
 
 /// Params of `capabilities/discoverV2`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilitiesDiscoverParams {
     /// The session's directory. What is found does not depend on it.
     pub cwd: PathUri,
@@ -133,6 +141,7 @@ pub struct CapabilitiesDiscoverParams {
 
 /// Result of `capabilities/discoverV2`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CapabilitiesDiscoverResponse {
     /// Installed plugins, sorted by id.
     pub plugins: Vec<DiscoveredPlugin>,
@@ -144,6 +153,7 @@ pub struct CapabilitiesDiscoverResponse {
 
 /// An installed plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveredPlugin {
     /// `NAME@MARKETPLACE`.
@@ -164,6 +174,7 @@ pub struct DiscoveredPlugin {
 
 /// A skill, as its front matter describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveredSkill {
     /// What the model calls it.
@@ -195,6 +206,7 @@ impl DiscoveredSkill {
 
 /// A directory that the server searches by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DiscoveryRoot {
     /// `codex-home-skills` or `user-agent-skills`.
     pub id: String,
@@ -204,6 +216,7 @@ pub struct DiscoveryRoot {
 
 /// What a skill needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SkillDependencies {
     /// Tools.
     pub tools: Vec<SkillTool>,
@@ -211,6 +224,7 @@ pub struct SkillDependencies {
 
 /// A tool that a skill needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SkillTool {
     /// `mcp`, `env_var` and the like.
@@ -232,6 +246,7 @@ pub struct SkillTool {
 
 /// When a skill may be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SkillPolicy {
     /// Whether the model may use it without being asked to.

@@ -7,10 +7,12 @@ use crate::permissions::Assurance;
 
 /// Params of `environment/info`: none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EnvironmentInfoParams {}
 
 /// Result of `environment/info`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EnvironmentInfo {
     /// The user's shell.
@@ -36,11 +38,12 @@ pub struct EnvironmentInfo {
     /// The directory for temporary files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temp_dir: Option<PathUri>,
-    /// **extension**: the highest assurance of sandboxes here; `None` without sandboxes.
+    /// **extension**: the highest assurance of sandboxes here; absent without sandboxes.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "crate::permissions::assurance::lenient"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::ReportedAssurance>"))]
     pub sandbox_assurance: Option<Assurance>,
     /// The optional features that this server supports.
     pub capabilities: Capabilities,
@@ -48,6 +51,7 @@ pub struct EnvironmentInfo {
 
 /// The user's shell.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShellInfo {
     /// Its name, such as `bash`.
@@ -61,6 +65,7 @@ macro_rules! capabilities {
         /// The optional features of a server. An absent capability means false; unknown ones
         /// are ignored.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "camelCase", default)]
         pub struct Capabilities {
             $($(#[$doc])* #[serde(deserialize_with = "lenient_bool")] pub $name: bool,)*
@@ -162,10 +167,12 @@ fn lenient_bool<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Er
 
 /// Params of `environment/status`: none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EnvironmentStatusParams {}
 
 /// Result of `environment/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EnvironmentStatusResponse {
     /// `ready`.
     pub status: String,

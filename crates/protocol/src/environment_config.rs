@@ -16,10 +16,12 @@ pub type TomlPath = Vec<String>;
 
 /// Params of `environmentConfig/read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EnvironmentConfigReadParams {
     /// The directory whose project is meant; it need not exist. Only a URI is taken here.
     #[serde(deserialize_with = "uri_only")]
+    #[cfg_attr(feature = "schema", schemars(extend("pattern" = "^file:")))]
     pub cwd: PathUri,
     /// What to return of the configuration layers.
     pub config_paths: Vec<TomlPath>,
@@ -29,6 +31,7 @@ pub struct EnvironmentConfigReadParams {
 
 /// Result of `environmentConfig/read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EnvironmentConfigReadResponse {
     /// The home directory of the server's user.
@@ -45,6 +48,7 @@ pub struct EnvironmentConfigReadResponse {
 
 /// Files, lowest precedence first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigLayers {
     /// Those that have something of what was asked for.
@@ -55,6 +59,7 @@ pub struct ConfigLayers {
 
 /// The requested part of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigLayer {
     /// What the file is, for people.

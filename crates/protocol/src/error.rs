@@ -23,7 +23,7 @@ pub const SESSION_ATTACHED: i64 = -32010;
 
 /// Declares the kinds: variant, name in JSON, and the codes it is sent with.
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $variant:ident $name:literal [$($code:ident)*];)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident $name:literal [$($code:ident)*];)*) => {
         /// What went wrong, for programs. Sent as `error.data.kind`.
         ///
         /// Kinds without [codes](Self::codes) are never sent: a client uses them for failures on its own
@@ -31,7 +31,7 @@ macro_rules! kinds {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum ErrorKind {
-            $($(#[$doc])* $variant,)*
+            $($(#[doc = $doc])* $variant,)*
             /// A kind that this version does not know, or an error without one. Never sent.
             Unknown,
         }
@@ -45,6 +45,15 @@ macro_rules! kinds {
                 match self {
                     $(Self::$variant => $name,)*
                     Self::Unknown => "unknown",
+                }
+            }
+
+            /// What it means, in a sentence.
+            #[cfg(feature = "schema")]
+            pub(crate) fn summary(self) -> String {
+                match self {
+                    $(Self::$variant => concat!($($doc),*).trim_ascii().to_owned(),)*
+                    Self::Unknown => String::new(),
                 }
             }
 

@@ -6,6 +6,7 @@ use crate::base64_bytes::Base64Bytes;
 
 /// Params of `http/request`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRequestParams {
     /// The HTTP method: `GET`, `POST`, …
@@ -40,6 +41,7 @@ impl std::fmt::Debug for HttpRequestParams {
 
 /// How to treat a redirect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HttpRedirectPolicy {
     /// Follow it.
@@ -51,6 +53,7 @@ pub enum HttpRedirectPolicy {
 
 /// An HTTP header.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HttpHeader {
     /// Its name.
@@ -71,6 +74,7 @@ impl std::fmt::Debug for HttpHeader {
 
 /// Result of `http/request`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HttpRequestResponse {
     /// The HTTP status: 200, 404, …
     pub status: u16,
@@ -83,6 +87,7 @@ pub struct HttpRequestResponse {
 
 /// Params of the notification `http/request/bodyDelta`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRequestBodyDeltaNotification {
     /// The id that the request gave.

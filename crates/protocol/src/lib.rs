@@ -17,10 +17,14 @@ pub mod http;
 mod limits;
 pub mod methods;
 pub mod network;
+pub mod openrpc;
 mod path_uri;
 mod permissions;
 pub mod process;
 pub mod resources;
+pub mod run_event;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod session;
 
 pub use base64_bytes::Base64Bytes;

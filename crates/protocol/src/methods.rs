@@ -298,6 +298,40 @@ macro_rules! file_methods {
     };
 }
 
+/// Passes the rows of the notifications to the macro `$derive`.
+///
+/// Columns: the notification, its name and params. `initialized` comes from the client, all others from the
+/// server.
+#[macro_export]
+macro_rules! notification_methods {
+    ($derive:ident) => {
+        $derive! {
+            /// The client is ready for everything else.
+            Initialized "initialized" InitializedParams;
+            /// Output of a process.
+            ProcessOutput "process/output" ExecOutputDeltaNotification;
+            /// A process was reaped.
+            ProcessExited "process/exited" ExecExitedNotification;
+            /// A process's last event.
+            ProcessClosed "process/closed" ExecClosedNotification;
+            /// A terminal has another size (extension).
+            ProcessResized "process/resized" ProcessResizedNotification;
+            /// Another client took the session (extension).
+            SessionDetached "session/detached" SessionDetachedNotification;
+            /// A missing path has appeared.
+            FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
+            /// Lines a search has found (extension).
+            FsSearchMatches "fs/search/matches" FsSearchMatchesNotification;
+            /// Changes of a watched tree (extension).
+            FsChanged "fs/changed" FsChangedNotification;
+            /// A piece of a streamed HTTP body.
+            HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
+            /// What was decided about a request to a process's proxy.
+            NetworkPolicyDecision "network/policyDecision" NetworkPolicyDecisionNotification;
+        }
+    };
+}
+
 macro_rules! capability {
     (always) => {
         None
@@ -463,12 +497,12 @@ macro_rules! files {
 }
 
 macro_rules! notifications {
-    ($($(#[$doc:meta])* $notification:ident $name:literal $params:ty;)*) => {
+    ($(#[doc = $doc:literal] $notification:ident $name:literal $params:ty;)*) => {
         /// One type per notification.
         pub mod notification {
             use super::*;
             $(
-                $(#[$doc])*
+                #[doc = $doc]
                 #[derive(Debug, Clone, Copy)]
                 pub struct $notification;
                 impl Notification for $notification {
@@ -506,30 +540,7 @@ use Effect::{Once, Reads, Repeatable};
 request_methods!(requests);
 file_methods!(files);
 
-notifications! {
-    /// The client is ready for everything else.
-    Initialized "initialized" InitializedParams;
-    /// Output of a process.
-    ProcessOutput "process/output" ExecOutputDeltaNotification;
-    /// A process was reaped.
-    ProcessExited "process/exited" ExecExitedNotification;
-    /// A process's last event.
-    ProcessClosed "process/closed" ExecClosedNotification;
-    /// A terminal has another size (extension).
-    ProcessResized "process/resized" ProcessResizedNotification;
-    /// Another client took the session (extension).
-    SessionDetached "session/detached" SessionDetachedNotification;
-    /// A missing path has appeared.
-    FsMissingChanged "fs/missingChanged" FsMissingChangedNotification;
-    /// Lines a search has found (extension).
-    FsSearchMatches "fs/search/matches" FsSearchMatchesNotification;
-    /// Changes of a watched tree (extension).
-    FsChanged "fs/changed" FsChangedNotification;
-    /// A piece of a streamed HTTP body.
-    HttpRequestBodyDelta "http/request/bodyDelta" HttpRequestBodyDeltaNotification;
-    /// What was decided about a request to a process's proxy.
-    NetworkPolicyDecision "network/policyDecision" NetworkPolicyDecisionNotification;
-}
+notification_methods!(notifications);
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ impl ServerCall for PolicyRequest {
 
 /// The member `managedNetwork` of `process/start`: a client has a proxy of its own on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ManagedNetwork {
     /// Its ports. If there are any, the proxy variables may name no others; the list opens none by itself.
@@ -35,6 +36,7 @@ pub struct ManagedNetwork {
 
 /// The member `networkProxy` of `process/start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkProxyLaunch {
     /// The proxy to start.
@@ -61,6 +63,7 @@ pub struct NetworkProxyLaunch {
 /// **extension**: how a process with a managed network reaches its proxies, in the response to
 /// `process/start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NetworkInfo {
     /// What leads to them.
     pub routes: NetworkRoutes,
@@ -68,6 +71,7 @@ pub struct NetworkInfo {
 
 /// What leads a process to its proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkRoutes {
     /// Its variables.
@@ -78,6 +82,7 @@ pub enum NetworkRoutes {
 
 /// **extension**: the rules of a proxy that can be replaced while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetworkRules {
     /// What to do with the hosts of a pattern.
@@ -93,6 +98,7 @@ pub struct NetworkRules {
 
 /// Params of `network/updateRules` (extension).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkUpdateRulesParams {
     /// The process with the proxy.
@@ -103,10 +109,12 @@ pub struct NetworkUpdateRulesParams {
 
 /// Result of `network/updateRules` (extension).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NetworkUpdateRulesResponse {}
 
 /// A proxy for one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkProxyConfig {
     /// Has to be true.
@@ -147,6 +155,7 @@ pub struct NetworkProxyConfig {
 
 /// Which requests pass once the host is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkMode {
     /// GET, HEAD and OPTIONS.
@@ -157,6 +166,7 @@ pub enum NetworkMode {
 
 /// What to do with the hosts of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DomainPermission {
     /// As if the pattern were absent.
@@ -169,6 +179,7 @@ pub enum DomainPermission {
 
 /// What to do with a Unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum UnixSocketPermission {
     /// Let requests through.
@@ -179,6 +190,7 @@ pub enum UnixSocketPermission {
 
 /// A kind of secret, and where it may be sent. The one type of the protocol with `snake_case` members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CredentialProvider {
     /// The variables that hold the secret.
@@ -206,6 +218,7 @@ pub struct CredentialProvider {
 
 /// How a secret is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum CredentialAuth {
     /// `Authorization: Bearer …`
@@ -220,6 +233,7 @@ pub enum CredentialAuth {
 
 /// Who asks for a proxy. `Debug` hides it: it names a person.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkAuditMetadata {
     /// The conversation that the process belongs to.
@@ -259,6 +273,7 @@ impl fmt::Debug for NetworkAuditMetadata {
 
 /// How a request reached the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkProtocol {
     /// A request in plain HTTP.
@@ -273,6 +288,7 @@ pub enum NetworkProtocol {
 
 /// Params of [`POLICY_REQUEST`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyRequestParams {
     /// The process whose request it is.
@@ -283,6 +299,7 @@ pub struct NetworkPolicyRequestParams {
 
 /// A request that the rules leave undecided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NetworkPolicyRequest {
     /// How it came.
     pub protocol: NetworkProtocol,
@@ -294,6 +311,7 @@ pub struct NetworkPolicyRequest {
 
 /// Result of [`POLICY_REQUEST`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NetworkPolicyResponse {
     /// What the client decided, for this one request.
     pub decision: NetworkPolicyAnswer,
@@ -301,6 +319,7 @@ pub struct NetworkPolicyResponse {
 
 /// What the client decided about a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum NetworkPolicyAnswer {
     /// Let it through.
@@ -320,6 +339,7 @@ pub enum NetworkPolicyAnswer {
 /// Params of the notification `network/policyDecision`: one record per judged request, and a second one
 /// if it was refused for another reason than its host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyDecisionNotification {
     /// The process whose request it was.
@@ -352,6 +372,7 @@ pub struct NetworkPolicyDecisionNotification {
 
 /// What a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkDecisionScope {
     /// The host.
@@ -362,6 +383,7 @@ pub enum NetworkDecisionScope {
 
 /// What was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkDecision {
     /// The request passed.
@@ -374,6 +396,7 @@ pub enum NetworkDecision {
 
 /// Who decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkDecisionSource {
     /// The rules.

@@ -15,6 +15,7 @@ use crate::resources::{AppliedLimits, EndedBy, ResourceLimits, Usage};
 
 /// A process's name, chosen by the client, unique in its session.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct ProcessId(pub Arc<str>);
 
@@ -38,6 +39,7 @@ impl fmt::Display for ProcessId {
 
 /// Environment variables. `Debug` shows their names only.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Env(pub BTreeMap<String, String>);
 
@@ -55,8 +57,11 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Env {
 
 /// JSON that is preserved and not interpreted. `Debug` hides it.
 #[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
-pub struct Opaque(pub Box<RawValue>);
+pub struct Opaque(
+    #[cfg_attr(feature = "schema", schemars(with = "serde_json::Value"))] pub Box<RawValue>,
+);
 
 impl fmt::Debug for Opaque {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,6 +77,7 @@ impl PartialEq for Opaque {
 
 /// Rows and columns of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TerminalSize {
     /// Height in lines.
     pub rows: u16,
@@ -87,6 +93,7 @@ impl Default for TerminalSize {
 
 /// Params of `process/start`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecParams {
     /// The process's id, chosen by the client.
@@ -110,7 +117,7 @@ pub struct ExecParams {
     /// What the program sees as `argv[0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arg0: Option<String>,
-    /// The sandbox policy; `None` is unrestricted.
+    /// The sandbox policy; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
     /// With a sandbox: leave the process no way out but its proxy, or refuse to start it.
@@ -140,11 +147,13 @@ pub struct ExecParams {
         skip_serializing_if = "Option::is_none",
         deserialize_with = "crate::resources::requested"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::resources::Requested>"))]
     pub limits: Option<ResourceLimits>,
 }
 
 /// `shellSnapshot` of `process/start`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShellSnapshotParams {
     /// Commands of the same scope may share a snapshot; at most 256 bytes.
@@ -155,6 +164,7 @@ pub struct ShellSnapshotParams {
 
 /// The shell of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SnapshotShell {
     /// `bash`, `zsh` or `sh`.
     pub name: String,
@@ -164,6 +174,7 @@ pub struct SnapshotShell {
 
 /// How the child's environment is made from the server's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct EnvPolicy {
     /// What to start from.
@@ -180,6 +191,7 @@ pub struct EnvPolicy {
 
 /// Which of the server's variables an [`EnvPolicy`] starts from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum EnvInherit {
     /// All of them.
@@ -193,6 +205,7 @@ pub enum EnvInherit {
 
 /// How much output of a process is retained for `process/read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Retain {
     /// Maximum retained output, in bytes.
@@ -207,6 +220,7 @@ pub struct Retain {
 
 /// Until when output must be retained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum RetainUntil {
     /// Until it has reached the client: over a websocket, until the client has answered a ping that was
@@ -227,6 +241,7 @@ impl RetainUntil {
 
 /// What happens to new output when the retained output is at its limit and must not be dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
     /// The process waits, as at a full pipe.
@@ -238,11 +253,12 @@ pub enum OnFull {
 
 /// Result of `process/start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecResponse {
     /// The id that the client chose.
     pub process_id: ProcessId,
-    /// The kind of sandbox; `None` from older servers.
+    /// The kind of sandbox; absent from older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<SandboxType>,
     /// **extension**: the assurance of its sandbox, if it has one.
@@ -251,18 +267,21 @@ pub struct ExecResponse {
         skip_serializing_if = "Option::is_none",
         deserialize_with = "crate::permissions::assurance::lenient"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::ReportedAssurance>"))]
     pub sandbox_assurance: Option<Assurance>,
     /// **extension**: how it reaches its proxies, if `networkProxy.transparent` was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkInfo>,
-    /// **extension**: the limits in force; `None` if there are none.
+    /// **extension**: the limits in force; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Box<AppliedLimits>>,
 }
 
 /// The kind of sandbox around a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_enum))]
 pub enum SandboxType {
     /// Nothing.
     None,
@@ -279,6 +298,7 @@ pub enum SandboxType {
 
 /// The stream that output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OutputStream {
     /// Standard output of a process with pipes.
@@ -302,6 +322,7 @@ impl OutputStream {
 
 /// Params of the notification `process/output`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecOutputDeltaNotification {
     /// The process.
@@ -316,6 +337,7 @@ pub struct ExecOutputDeltaNotification {
 
 /// Params of the notification `process/exited`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecExitedNotification {
     /// The process.
@@ -337,17 +359,19 @@ pub struct ExecExitedNotification {
 
 /// Params of the notification `process/closed`, the last one of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ExecClosedNotification {
     /// The process.
     pub process_id: ProcessId,
-    /// The number of the event; `None` from older servers.
+    /// The number of the event; absent from older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
 }
 
 /// Params of `process/read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadParams {
     /// The process.
@@ -365,6 +389,7 @@ pub struct ReadParams {
 
 /// A piece of output in [`ReadResponse`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessOutputChunk {
     /// The number of the event, counted per process from 1.
     pub seq: u64,
@@ -376,6 +401,7 @@ pub struct ProcessOutputChunk {
 
 /// Result of `process/read`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReadResponse {
     /// The chunks, oldest first.
@@ -409,6 +435,7 @@ fn is_zero(n: &u64) -> bool {
 
 /// Params of `process/write`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteParams {
     /// The process.
@@ -425,6 +452,7 @@ pub struct WriteParams {
 
 /// Result of `process/write`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WriteResponse {
     /// Whether the bytes were accepted.
     pub status: WriteStatus,
@@ -432,6 +460,7 @@ pub struct WriteResponse {
 
 /// Whether bytes for stdin were accepted; nothing was written unless [`WriteStatus::Accepted`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WriteStatus {
     /// Accepted, to be written in order.
@@ -446,6 +475,7 @@ pub enum WriteStatus {
 
 /// Params of `process/signal`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SignalParams {
     /// The process whose group gets the signal.
@@ -456,6 +486,7 @@ pub struct SignalParams {
 
 /// A signal by its portable name; all except `interrupt` are an **extension**.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessSignal {
     /// SIGINT.
@@ -480,10 +511,12 @@ pub enum ProcessSignal {
 
 /// Result of `process/signal`: empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SignalResponse {}
 
 /// Params of `process/terminate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TerminateParams {
     /// The process.
@@ -492,6 +525,7 @@ pub struct TerminateParams {
 
 /// Result of `process/terminate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TerminateResponse {
     /// Whether the process was running; it is killed now.
     pub running: bool,
@@ -499,6 +533,7 @@ pub struct TerminateResponse {
 
 /// Params of `process/resize` (**extension**).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResizeParams {
     /// The process that has the terminal.
@@ -514,6 +549,7 @@ pub struct ResizeParams {
 
 /// How the size of one client counts (**extension**).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Fit {
     /// The terminal has the smallest size of all clients, in each direction.
@@ -525,14 +561,16 @@ pub enum Fit {
 
 /// Result of `process/resize`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ResizeResponse {
-    /// The size of the terminal; `None` from a server without sharing.
+    /// The size of the terminal; absent from a server without sharing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<TerminalSize>,
 }
 
 /// Params of the notification `process/resized` (**extension**), for clients with a role.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessResizedNotification {
     /// The process that has the terminal.
@@ -547,6 +585,7 @@ pub struct ProcessResizedNotification {
 
 /// Params of `process/screen` (**extension**).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScreenParams {
     /// The process that has the terminal.
@@ -555,6 +594,7 @@ pub struct ScreenParams {
 
 /// Result of `process/screen`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScreenResponse {
     /// The number of the last event that the screen shows.
@@ -569,10 +609,12 @@ pub struct ScreenResponse {
 
 /// Params of `process/list` (**extension**): none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListParams {}
 
 /// Result of `process/list`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListResponse {
     /// The session's processes, oldest first.
     pub processes: Vec<ProcessInfo>,
@@ -580,6 +622,7 @@ pub struct ListResponse {
 
 /// One process of `process/list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessInfo {
     /// Its id in the session.
@@ -590,7 +633,7 @@ pub struct ProcessInfo {
     pub cwd: PathUri,
     /// Whether it has a terminal.
     pub tty: bool,
-    /// Its PID; `None` while it starts.
+    /// Its PID; null while it starts.
     pub pid: Option<u32>,
     /// When it started, in milliseconds since 1970.
     pub started_at_ms: u64,
@@ -602,7 +645,7 @@ pub struct ProcessInfo {
     pub closed: bool,
     /// The number of its next event.
     pub next_seq: u64,
-    /// **extension**: the limits in force; `None` if there are none.
+    /// **extension**: the limits in force; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Box<AppliedLimits>>,
     /// **extension**: why it ended, if it did not exit by itself.

@@ -57,10 +57,27 @@ macro_rules! resources {
 
         /// [`ResourceLimits`] of a request: an unknown member is an error, because the client relies on it.
         #[derive(Deserialize)]
+        #[cfg_attr(
+            feature = "schema",
+            derive(schemars::JsonSchema),
+            schemars(rename = "ResourceLimits", description = "The largest amounts that a process may use.")
+        )]
         #[serde(deny_unknown_fields)]
-        struct Requested {
-            $(#[serde(default, rename = $json)]
+        pub(crate) struct Requested {
+            $($(#[$doc])*
+            #[serde(default, rename = $json)]
             $member: Option<u64>,)*
+        }
+
+        /// The schema of [`AppliedLimits`].
+        #[cfg(feature = "schema")]
+        #[derive(schemars::JsonSchema)]
+        #[schemars(rename = "AppliedLimits", description = "The limits in force, each with what enforces it.")]
+        struct Applied {
+            $($(#[$doc])*
+            #[schemars(rename = $json)]
+            #[expect(dead_code, reason = "only its schema is used")]
+            $member: Option<AppliedLimit>,)*
         }
 
         impl From<Requested> for ResourceLimits {
@@ -95,6 +112,32 @@ resources! {
 /// The largest amounts that a process may use.
 pub type ResourceLimits = PerResource<u64>;
 
+/// Gives each use of [`PerResource`] its own name in the schema.
+#[cfg(feature = "schema")]
+macro_rules! schema_of {
+    ($($limits:ty => $like:ty;)*) => {$(
+        impl schemars::JsonSchema for $limits {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                <$like>::schema_name()
+            }
+
+            fn schema_id() -> std::borrow::Cow<'static, str> {
+                <$like>::schema_id()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                <$like>::json_schema(generator)
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "schema")]
+schema_of! {
+    ResourceLimits => Requested;
+    AppliedLimits => Applied;
+}
+
 /// The limits in force, each with what enforces it.
 pub type AppliedLimits = PerResource<AppliedLimit>;
 
@@ -112,6 +155,7 @@ impl<T: Copy> PerResource<T> {
 
 /// A limit in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AppliedLimit {
     /// The largest amount, in the unit of the resource.
     pub value: u64,
@@ -121,7 +165,9 @@ pub struct AppliedLimit {
 
 /// What enforces a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_enum))]
 pub enum LimitMechanism {
     /// The server itself: it sees the time and the output.
     Server,
@@ -138,7 +184,9 @@ pub enum LimitMechanism {
 
 /// Why a process ended, if it did not exit by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_enum))]
 pub enum EndedBy {
     /// It used more than `memoryBytes`.
     Oom,
@@ -201,6 +249,7 @@ impl EndedBy {
 /// What a process and its descendants used until its exit; descendants that still run are counted only if
 /// a limit had them watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Usage {
     /// CPU time, in microseconds.

@@ -7,6 +7,7 @@ use crate::process::{ProcessId, ProcessInfo};
 
 /// Params of `initialize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeParams {
     /// The client's name, for logs.
@@ -28,6 +29,7 @@ pub struct InitializeParams {
 
 /// How a client takes part in a session (**extension**).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AttachParams {
     /// What it may do.
@@ -42,6 +44,7 @@ pub struct AttachParams {
 
 /// What a connection may do in its session (**extension**).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Role {
     /// Everything. Processes wait for it and ask it; a session has at most one.
@@ -56,14 +59,17 @@ pub enum Role {
 /// Params of the notification `session/detached` (**extension**): another client took the session, and the
 /// server closes the connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionDetachedNotification {}
 
 /// Params of `session/list` (**extension**): none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionListParams {}
 
 /// Result of `session/list`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionListResponse {
     /// The sessions of this principal that have processes, oldest first.
     pub sessions: Vec<SessionInfo>,
@@ -71,6 +77,7 @@ pub struct SessionListResponse {
 
 /// One session of `session/list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SessionInfo {
     /// Its id, for `resumeSessionId`.
@@ -86,6 +93,7 @@ pub struct SessionInfo {
 
 /// Result of `initialize`. Older servers leave out either member.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeResponse {
     /// The session's id, for a later `resumeSessionId`.
@@ -102,6 +110,7 @@ pub struct InitializeResponse {
 
 /// Params of the notification `initialized`: none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct InitializedParams {}
 
 crate::encode::by_serde! { InitializeParams, InitializeResponse, InitializedParams, SessionDetachedNotification, SessionListParams, SessionListResponse }

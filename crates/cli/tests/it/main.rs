@@ -21,6 +21,7 @@ mod listening;
 mod logging;
 mod lying_server;
 mod managed;
+mod mcp;
 mod memory;
 mod observation;
 mod old_server;

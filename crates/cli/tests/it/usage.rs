@@ -29,6 +29,8 @@ fn help_matches_its_snapshots() {
         ("exec-server-help", &["exec-server", "--help"]),
         ("exec-server-help-short", &["exec-server", "-h"]),
         ("sandbox-help", &["sandbox", "--help"]),
+        ("mcp-help", &["mcp", "--help"]),
+        ("protocol-schema-help", &["protocol", "schema", "--help"]),
         ("completion-help", &["completion", "--help"]),
     ] {
         let output = run(arguments);

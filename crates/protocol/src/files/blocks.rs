@@ -7,6 +7,7 @@ use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// What a handle is opened for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum FsOpenMode {
     /// Reading.
@@ -29,6 +30,7 @@ impl FsOpenMode {
 
 /// Params of `fs/open`, which opens a handle on a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsOpenParams {
     /// Chosen by the client, at most 32 bytes, unique among the open handles of the connection.
@@ -41,6 +43,7 @@ pub struct FsOpenParams {
         deserialize_with = "null_is_default",
         skip_serializing_if = "FsOpenMode::is_read"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<FsOpenMode>"))]
     pub mode: FsOpenMode,
     /// Extension: the permission bits of a file that this request or its commit creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,8 +51,9 @@ pub struct FsOpenParams {
     /// Extension: a persistent handle, which belongs to the session and survives a dropped connection.
     /// Requests on it may be repeated, this one included. Not with a sandbox.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub keep: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -70,6 +74,7 @@ impl FsOpenParams {
 
 /// Result of `fs/open`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsOpenResponse {
     /// The id that the client chose.
@@ -78,6 +83,7 @@ pub struct FsOpenResponse {
 
 /// Params of `fs/readBlock`, which reads bytes at any offset of a handle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockParams {
     /// A handle that is open for reading.
@@ -86,7 +92,7 @@ pub struct FsReadBlockParams {
     pub offset: u64,
     /// How many bytes to read, from 1 to 1 MiB.
     pub len: u64,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -100,6 +106,7 @@ impl FsReadBlockParams {
 
 /// Result of `fs/readBlock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadBlockResponse {
     /// The bytes read; fewer than requested at the end of the file.
@@ -110,6 +117,7 @@ pub struct FsReadBlockResponse {
 
 /// Params of `fs/writeBlock`, which writes bytes at any offset of a handle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteBlockParams {
     /// A handle that is open for writing.
@@ -118,7 +126,7 @@ pub struct FsWriteBlockParams {
     pub offset: u64,
     /// The bytes to write, at most 1 MiB.
     pub chunk: Base64Bytes,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -135,14 +143,16 @@ pub type FsWriteBlockResponse = FsDone;
 
 /// Params of `fs/close`. Closing an unknown handle succeeds, except with `commit`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCloseParams {
     /// The handle to close.
     pub handle_id: String,
     /// Extension: replace the file by that of a `replaceAtomic` handle.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub commit: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }

@@ -7,6 +7,7 @@ use crate::{Base64Bytes, PathUri, SandboxContext};
 
 /// Params of `fs/readFile`, which reads the whole content of a regular file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileParams {
     /// The file to read.
@@ -17,8 +18,9 @@ pub struct FsReadFileParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -32,6 +34,7 @@ impl FsReadFileParams {
 
 /// Result of `fs/readFile`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadFileResponse {
     /// The content of the file.
@@ -41,6 +44,7 @@ pub struct FsReadFileResponse {
 
 /// Params of `fs/writeFile`, which replaces the content of a file or creates it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWriteFileParams {
     /// The file to write.
@@ -54,15 +58,17 @@ pub struct FsWriteFileParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
     /// Extension: write a temporary file in the same directory, fsync it, and rename it over the old one.
     /// Readers see the old content or the new, never a part; hard links to the old file keep it.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub atomic: bool,
     /// Extension: the permission bits of a file that this request creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }

@@ -7,12 +7,14 @@ use crate::{PathUri, SandboxContext};
 
 /// Params of `fs/createDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCreateDirectoryParams {
     /// The directory to make.
     pub path: PathUri,
     /// Create missing parents too, and accept an existing directory (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub recursive: bool,
     /// Whether to follow symbolic links (default true); false refuses one in any component.
     #[serde(
@@ -20,8 +22,9 @@ pub struct FsCreateDirectoryParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -38,6 +41,7 @@ pub type FsCreateDirectoryResponse = FsDone;
 
 /// Params of `fs/getMetadata`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataParams {
     /// The path to describe.
@@ -48,8 +52,9 @@ pub struct FsGetMetadataParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -63,6 +68,7 @@ impl FsGetMetadataParams {
 
 /// Result of `fs/getMetadata`: describes the target of a symbolic link, and whether the path is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsGetMetadataResponse {
     /// The path is a directory, or a symbolic link to one.
@@ -103,11 +109,12 @@ pub struct FsGetMetadataResponse {
 
 /// Params of `fs/canonicalize`, which resolves every symbolic link; the path must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeParams {
     /// The path to resolve.
     pub path: PathUri,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -121,6 +128,7 @@ impl FsCanonicalizeParams {
 
 /// Result of `fs/canonicalize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCanonicalizeResponse {
     /// The path without symbolic links.
@@ -129,11 +137,12 @@ pub struct FsCanonicalizeResponse {
 
 /// Params of `fs/readDirectory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryParams {
     /// The directory to list.
     pub path: PathUri,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -147,6 +156,7 @@ impl FsReadDirectoryParams {
 
 /// One directory entry; a symbolic link is described by its target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryEntry {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
@@ -162,6 +172,7 @@ pub struct FsReadDirectoryEntry {
 
 /// Result of `fs/readDirectory`: at most 50,000 entries, sorted by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsReadDirectoryResponse {
     /// The entries, sorted by name.
@@ -176,15 +187,18 @@ pub struct FsReadDirectoryResponse {
 
 /// Params of `fs/remove`, which removes a symbolic link, never its target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsRemoveParams {
     /// The path to remove.
     pub path: PathUri,
     /// Remove the content of a directory too (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub recursive: bool,
     /// Treat a missing path as success (default true).
     #[serde(default = "default_true", deserialize_with = "null_is_true")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub force: bool,
     /// Whether symbolic links are allowed (default true); false refuses one in any component, also the last.
     #[serde(
@@ -192,12 +206,13 @@ pub struct FsRemoveParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
     /// **extension**: refuse the root, a home directory, the server's working directory, mount points, and
     /// what contains one of them (default false).
     #[serde(default, skip_serializing_if = "is_false")]
     pub preserve: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -221,6 +236,7 @@ pub type FsRemoveResponse = FsDone;
 
 /// Params of `fs/copy`, which copies a symbolic link as a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCopyParams {
     /// The file, symbolic link or directory to copy.
@@ -233,8 +249,9 @@ pub struct FsCopyParams {
     /// over the destination, which keeps its mode and owner. A new file gets the permission bits of the
     /// source, without set-id and sticky bits.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub atomic: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -251,6 +268,7 @@ pub type FsCopyResponse = FsDone;
 
 /// Params of the extension `fs/rename`, which renames within one filesystem; a symbolic link itself moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsRenameParams {
     /// The current name.
@@ -263,6 +281,7 @@ pub struct FsRenameParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub overwrite: bool,
     /// Whether to follow symbolic links in the directories of both paths (default true); false refuses them.
     #[serde(
@@ -270,8 +289,9 @@ pub struct FsRenameParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -294,6 +314,7 @@ pub type FsRenameResponse = FsDone;
 
 /// Params of the extension `fs/symlink`, which makes a symbolic link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSymlinkParams {
     /// The path of the new link.
@@ -307,8 +328,9 @@ pub struct FsSymlinkParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -325,6 +347,7 @@ pub type FsSymlinkResponse = FsDone;
 
 /// Params of the extension `fs/setMode`, which sets permission bits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSetModeParams {
     /// The path whose permission bits change.
@@ -337,8 +360,9 @@ pub struct FsSetModeParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub follow_symlinks: bool,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }

@@ -41,6 +41,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// The empty result `{}`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FsDone {}
 
 crate::encode::by_serde! { FsDone }

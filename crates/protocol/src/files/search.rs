@@ -10,6 +10,7 @@ use crate::{PathUri, SandboxContext};
 
 /// Params of the extension `fs/search`, which finds lines that match a regular expression.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchParams {
     /// The search's id, unique among the running searches of the connection. With it, matches arrive as
@@ -22,21 +23,27 @@ pub struct FsSearchParams {
     pub pattern: String,
     /// Take `pattern` as plain text.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub literal: bool,
     /// Ignore the case of letters.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub case_insensitive: bool,
     /// Match whole words only.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub word: bool,
     /// Allow a match to span lines.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub multiline: bool,
     /// Search only files that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<Vec<String>>"))]
     pub include: Vec<String>,
     /// Skip files and directories that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<Vec<String>>"))]
     pub exclude: Vec<String>,
     /// Skip what `.gitignore` and `.ignore` files list (default true).
     #[serde(
@@ -44,15 +51,19 @@ pub struct FsSearchParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub respect_gitignore: bool,
     /// Include names that start with a dot.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub hidden: bool,
     /// Lines of context before a match; at most 50.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub before_context: u32,
     /// Lines of context after a match; at most 50.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub after_context: u32,
     /// Stop after this many matching lines (default 1,000, at most 100,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,7 +74,7 @@ pub struct FsSearchParams {
     /// Skip files larger than this, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -95,6 +106,7 @@ impl FsSearchParams {
 
 /// Whether a line matches or is context of a match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum FsSearchLineKind {
     /// The line matches.
@@ -105,6 +117,7 @@ pub enum FsSearchLineKind {
 
 /// A match within a line, in bytes of its `text`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchRange {
     /// The first byte of the match.
@@ -115,6 +128,7 @@ pub struct FsSearchRange {
 
 /// One line of a searched file; with `multiline`, one match of several lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchLine {
     /// The number of the line, from 1.
@@ -133,6 +147,7 @@ pub struct FsSearchLine {
 
 /// Lines of one file, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchFile {
     /// The file.
@@ -143,6 +158,7 @@ pub struct FsSearchFile {
 
 /// Params of the notification `fs/search/matches`. All of them precede the response of the search.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchMatchesNotification {
     /// The id that the client gave the search.
@@ -155,6 +171,7 @@ pub struct FsSearchMatchesNotification {
 
 /// Result of `fs/search`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsSearchResponse {
     /// The matches; empty if they were sent as notifications.
@@ -177,11 +194,12 @@ pub struct FsSearchResponse {
 
 /// Params of the extension `fs/cancelSearch`: the search responds with what it has found. Cancelling an unknown search succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsCancelSearchParams {
     /// The search to end.
     pub search_id: String,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -198,6 +216,7 @@ pub type FsCancelSearchResponse = FsDone;
 
 /// Params of the extension `fs/glob`, which finds paths that match a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsGlobParams {
     /// The directory that the patterns are relative to.
@@ -206,9 +225,11 @@ pub struct FsGlobParams {
     pub patterns: Vec<String>,
     /// Skip files and directories that match one of these git-style globs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<Vec<String>>"))]
     pub exclude: Vec<String>,
     /// Ignore the case of letters.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub case_insensitive: bool,
     /// Skip what `.gitignore` and `.ignore` files list (default true).
     #[serde(
@@ -216,17 +237,20 @@ pub struct FsGlobParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub respect_gitignore: bool,
     /// Include names that start with a dot.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub hidden: bool,
     /// List directories that match too, not only files.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub directories: bool,
     /// The most entries in the response (default 10,000, at most 50,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_results: Option<u32>,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -250,6 +274,7 @@ impl FsGlobParams {
 
 /// Result of `fs/glob`: sorted, each directory before its content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsGlobResponse {
     /// The paths that match.

@@ -7,13 +7,14 @@ use crate::{PathUri, SandboxContext};
 
 /// Params of `fs/walk`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkParams {
     /// The directory to walk.
     pub path: PathUri,
     /// How far to walk.
     pub options: FsWalkOptions,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -27,6 +28,7 @@ impl FsWalkParams {
 
 /// The limits of a walk. The default is the server's maximum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkOptions {
     /// Directories more than this many levels below the root are listed but not read; at most 64.
@@ -39,6 +41,7 @@ pub struct FsWalkOptions {
     pub follow_directory_symlinks: bool,
     /// List directories whose name starts with a dot, but do not read them.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "is_false")]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::FalseByDefault"))]
     pub prune_hidden_directories: bool,
 }
 
@@ -56,6 +59,7 @@ impl Default for FsWalkOptions {
 
 /// The kind of an entry; for a symbolic link, of its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum FsEntryKind {
     /// A directory.
@@ -66,6 +70,7 @@ pub enum FsEntryKind {
 
 /// An entry of `fs/walk` and `fs/glob`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkEntry {
     /// The path of the entry.
@@ -76,6 +81,7 @@ pub struct FsWalkEntry {
 
 /// A path that could not be read, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsPathError {
     /// The path that could not be read.
@@ -86,6 +92,7 @@ pub struct FsPathError {
 
 /// Result of `fs/walk`, at most 4 MiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWalkResponse {
     /// The entries, breadth-first.

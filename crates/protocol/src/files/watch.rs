@@ -7,6 +7,7 @@ use crate::{PathUri, SandboxContext};
 
 /// Params of `fs/watchMissing`, which notifies once when a missing path appears or a present one changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchMissingParams {
     /// Chosen by the client, unique among the watches of the connection.
@@ -16,7 +17,7 @@ pub struct FsWatchMissingParams {
     /// A path that exists and is watched for changes.
     #[serde(default)]
     pub present: Option<PathUri>,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -30,6 +31,7 @@ impl FsWatchMissingParams {
 
 /// Result of `fs/watchMissing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchMissingResponse {
     /// False if the paths cannot be watched; no notification will come.
@@ -38,6 +40,7 @@ pub struct FsWatchMissingResponse {
 
 /// Params of the notification `fs/missingChanged`, the only one of its watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsMissingChangedNotification {
     /// The watch that fired, and has ended with this.
@@ -46,6 +49,7 @@ pub struct FsMissingChangedNotification {
 
 /// Params of the extension `fs/watch`, which notifies of changes of a file or a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsWatchParams {
     /// Chosen by the client, unique among the watches of the connection.
@@ -58,11 +62,12 @@ pub struct FsWatchParams {
         deserialize_with = "null_is_true",
         skip_serializing_if = "is_true"
     )]
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TrueByDefault"))]
     pub recursive: bool,
     /// How long changes are collected before a notification, in milliseconds (default 100, at most 60,000).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub debounce_ms: Option<u32>,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -79,11 +84,12 @@ pub type FsWatchResponse = FsDone;
 
 /// Params of the extension `fs/unwatch`, which ends a watch. Ending an unknown watch succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsUnwatchParams {
     /// The watch to end.
     pub watch_id: i64,
-    /// The sandbox policy of the request; `None` is unrestricted.
+    /// The sandbox policy of the request; unrestricted if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
 }
@@ -100,6 +106,7 @@ pub type FsUnwatchResponse = FsDone;
 
 /// What happened to a path since the last notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum FsChangeKind {
     /// It appeared, also by a rename.
@@ -112,6 +119,7 @@ pub enum FsChangeKind {
 
 /// One changed path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsChange {
     /// The path that changed.
@@ -122,6 +130,7 @@ pub struct FsChange {
 
 /// Params of the notification `fs/changed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FsChangedNotification {
     /// The watch that reports.

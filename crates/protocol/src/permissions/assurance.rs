@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Assurance {
     /// Landlock and seccomp, without namespaces: other processes are visible, and `/proc`, `/dev` and

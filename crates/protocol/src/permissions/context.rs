@@ -36,7 +36,7 @@ pub struct SandboxContext {
     pub windows_sandbox_proxy_settings_mode: String,
     /// How an older server should enforce this; preserved and ignored.
     pub use_legacy_landlock: bool,
-    /// **extension**: the least assurance to accept; `None` uses the server's setting. The request is
+    /// **extension**: the least assurance to accept; the server's setting if absent. The request is
     /// refused if this machine has less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assurance: Option<Assurance>,
@@ -47,6 +47,7 @@ pub struct SandboxContext {
 
 /// Why a client sends the permissions it sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum SandboxOverride {
     /// They are those of the session.

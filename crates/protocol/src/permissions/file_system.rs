@@ -13,6 +13,7 @@ use crate::PathUri;
 
 /// Which paths may be read and written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileSystemPolicy {
     /// Access by entries; without an entry, no access.
@@ -23,6 +24,7 @@ pub enum FileSystemPolicy {
 
 /// The members of a restricted file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RestrictedFileSystem {
     /// The entries, in any order; the most specific one decides.
     #[serde(default)]
@@ -34,6 +36,7 @@ pub struct RestrictedFileSystem {
 
 /// One rule: a path and what may be done below it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileSystemEntry {
     /// The path, and everything below it.
     pub path: FileSystemPath,
@@ -53,6 +56,7 @@ impl FileSystemEntry {
 
 /// The paths that an entry applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FileSystemPath {
     /// One path.
@@ -76,6 +80,7 @@ pub enum FileSystemPath {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AccessMode {
     /// Read.
@@ -89,6 +94,7 @@ pub enum AccessMode {
 
 /// What an entry means if its path does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MissingPathBehavior {
     /// The entry is ignored.

@@ -37,6 +37,7 @@ pub enum PermissionProfile {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkPolicy {
     /// No socket reaches anything outside the sandbox.

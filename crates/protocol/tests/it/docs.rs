@@ -6,9 +6,11 @@ use std::path::Path;
 use codex_exec_server_protocol::network::PolicyRequest;
 use codex_exec_server_protocol::{
     Call, DecodeLimits, ErrorKind, Family, FileMethod, Incoming, Method, Notification, ServerCall,
-    Touches, call, file_methods, notification, request_methods,
+    Touches, call, file_methods, notification, notification_methods, request_methods,
 };
 use serde_json::value::RawValue;
+
+use crate::schema::assert_valid_message;
 
 /// The messages of a document: lines of its `json` blocks, and those after an arrow.
 fn messages(document: &str) -> Vec<String> {
@@ -71,8 +73,20 @@ macro_rules! files {
     };
 }
 
+macro_rules! notifications {
+    ($(#[$doc:meta] $notification:ident $name:literal $params:ty;)*) => {
+        fn parse_notification(method: &str, raw: Option<&RawValue>, message: &str) {
+            match method {
+                $($name => parse::<<notification::$notification as Notification>::Params>(raw, message),)*
+                other => panic!("unknown notification {other}: {message}"),
+            }
+        }
+    };
+}
+
 request_methods!(requests);
 file_methods!(files);
+notification_methods!(notifications);
 
 /// The table of kinds says what the code says, in the same order.
 #[test]
@@ -102,6 +116,7 @@ fn every_documented_example_parses() {
     for entry in std::fs::read_dir(root.join("docs/protocol")).into_iter().flatten() {
         documents.push(entry.unwrap().path());
     }
+    documents.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     let (mut count, mut shown) = (0, HashSet::new());
     for document in documents {
         let text = std::fs::read_to_string(&document).unwrap();
@@ -113,77 +128,31 @@ fn every_documented_example_parses() {
                 // The one request of the server to the client.
                 Incoming::Request { id, method, params, .. } if method == PolicyRequest::NAME => {
                     parse::<<PolicyRequest as ServerCall>::Params>(params, &message);
+                    assert_valid_message(&message, None);
                     asked.remove(&id);
                 }
                 Incoming::Request { id, method, params, .. } => {
                     let method = Method::from_name(&method).unwrap_or_else(|| panic!("{message}"));
                     parse_half(method, Half::Params, params, &message);
+                    assert_valid_message(&message, None);
                     shown.insert(method);
                     asked.insert(id, method);
                 }
                 Incoming::Response { id, result } => match asked.get(&id) {
                     Some(method) => {
                         parse_half(*method, Half::Response, Some(result), &message);
+                        assert_valid_message(&message, Some(method.name()));
                     }
                     None => {
                         parse::<<PolicyRequest as ServerCall>::Response>(Some(result), &message);
+                        assert_valid_message(&message, Some(PolicyRequest::NAME));
                     }
                 },
-                Incoming::Notification { method, params } => match method.as_str() {
-                    notification::Initialized::NAME => {}
-                    notification::ProcessOutput::NAME => {
-                        parse::<<notification::ProcessOutput as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::ProcessExited::NAME => {
-                        parse::<<notification::ProcessExited as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::ProcessClosed::NAME => {
-                        parse::<<notification::ProcessClosed as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::FsMissingChanged::NAME => {
-                        parse::<<notification::FsMissingChanged as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::FsSearchMatches::NAME => {
-                        parse::<<notification::FsSearchMatches as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::FsChanged::NAME => {
-                        parse::<<notification::FsChanged as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::ProcessResized::NAME => {
-                        parse::<<notification::ProcessResized as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::SessionDetached::NAME => {
-                        parse::<<notification::SessionDetached as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::NetworkPolicyDecision::NAME => {
-                        parse::<<notification::NetworkPolicyDecision as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    notification::HttpRequestBodyDelta::NAME => {
-                        parse::<<notification::HttpRequestBodyDelta as Notification>::Params>(
-                            params, &message,
-                        );
-                    }
-                    other => panic!("unknown notification {other}: {message}"),
-                },
-                Incoming::Error { .. } => {}
+                Incoming::Notification { method, params } => {
+                    parse_notification(&method, params, &message);
+                    assert_valid_message(&message, None);
+                }
+                Incoming::Error { .. } => assert_valid_message(&message, None),
             }
         }
     }

@@ -10,4 +10,5 @@ mod golden;
 mod http;
 mod network;
 mod processes;
+mod schema;
 mod sessions;
