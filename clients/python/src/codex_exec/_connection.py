@@ -114,6 +114,8 @@ class Connection:
     async def open(self) -> None:
         """Connects once; raises what went wrong."""
         transport = await self._attempt()
+        # Before the first await of a caller: what is posted from now on goes to this transport.
+        self._transport = transport
         self._main = asyncio.ensure_future(self._run(transport))
 
     async def _attempt(self) -> Transport:
@@ -215,6 +217,7 @@ class Connection:
             except CodexError as fatal:
                 self._fail(fatal)
                 return
+            self._transport = transport
             # In the order of their ids, and before anything newer.
             self._outbox.clear()
             for pending in self._pending.values():
@@ -255,7 +258,7 @@ class Connection:
         try:
             done, _ = await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
             # Messages that had arrived before the end are still read.
-            if reader not in done:
+            if reader not in done and not self._closing:
                 await asyncio.wait({reader}, timeout=1)
             for task in (reader, writer):
                 if task.done() and not task.cancelled():
