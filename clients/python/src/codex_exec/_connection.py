@@ -35,7 +35,7 @@ from ._errors import (
     UsageError,
     from_wire,
 )
-from ._methods import REPEATABLE
+from ._models import REPEATABLE, Capability
 from ._transport import Dialer, Transport
 
 #: Seconds for one attempt to connect, the handshake included.
@@ -454,7 +454,7 @@ class Connection:
         capabilities = self.info.get("capabilities")
         return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
-    def require(self, capability: str, what: str) -> None:
+    def require(self, capability: Capability, what: str) -> None:
         """Raises a clear error if the server lacks the capability."""
         if not self.has(capability):
             version = self.info.get("executorVersion") or "an unknown version"

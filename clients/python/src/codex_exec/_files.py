@@ -214,7 +214,8 @@ class AsyncFiles:
             if mode is not None:
                 self._sandbox._connection.require("fsAtomicWrite", "the mode of a new file")
                 params["mode"] = mode
-            await self._call("fs/writeFile", params)
+            # The whole content: writing it again changes nothing further.
+            await self._call("fs/writeFile", params, repeatable=True)
         else:
             await self.write_blocks(path, blocks, mode=mode)
 
@@ -229,7 +230,8 @@ class AsyncFiles:
         confined = bool(self._sandbox._sandbox_member())
         if not connection.has("fileWriteStreaming") and not connection.has("fsAtomicWrite"):
             raw = b"".join([block async for block in _each(blocks())])
-            await self._call("fs/writeFile", {**self._path(path), "dataBase64": base64.b64encode(raw).decode()})
+            params = {**self._path(path), "dataBase64": base64.b64encode(raw).decode()}
+            await self._call("fs/writeFile", params, repeatable=True)
             return len(raw)
         keep = connection.has("fsKeepHandles") and not confined
         for attempt in itertools.count(1):

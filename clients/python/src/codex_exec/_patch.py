@@ -164,7 +164,11 @@ def update(path: str, content: bytes, hunks: list[Hunk]) -> bytes:
         pieces.pop()
     lines = [piece.removesuffix("\r") for piece in pieces]
     crlf = [piece.endswith("\r") for piece in pieces]
-    usual = sum(crlf) * 2 > len(crlf)
+    complete = len(crlf) if ended else len(crlf) - 1
+    usual = sum(crlf) * 2 > complete
+    if not ended and crlf:
+        # A last line without an end gets the usual one if something follows it now.
+        crlf[-1] = usual
     out: list[tuple[str, bool]] = []
     at = 0
     for number, hunk in enumerate(hunks, start=1):

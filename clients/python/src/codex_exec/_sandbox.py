@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from . import _names, _patch, _policy, _transfer
 from ._connection import Connection
@@ -23,6 +23,7 @@ from ._errors import (
     UsageError,
 )
 from ._files import AsyncFiles
+from ._models import ExecParams, ResourceLimits
 from ._paths import PathLike, from_uri, resolve, to_uri
 from ._policy import Policy
 from ._process import KILL_GRACE, WINDOW, AsyncProcess, LineCallback, OnCancel, OnFull, Result
@@ -244,11 +245,11 @@ class AsyncSandbox:
         argv = command_line(command)
         connection = self._connection
         where = self.cwd if cwd is None else resolve(cwd, self.cwd)
-        params: dict[str, Any] = {
+        params: ExecParams = {
             "processId": uuid.uuid4().hex,
             "argv": argv,
             "cwd": to_uri(where),
-            "env": dict(env or {}),
+            "env": {**({"TERM": "xterm-256color"} if pty else {}), **(env or {})},
             "tty": pty,
             "pipeStdin": stdin and not pty,
         }
@@ -260,8 +261,6 @@ class AsyncSandbox:
                 "set": {},
                 "includeOnly": [],
             }
-        if pty:
-            params["env"].setdefault("TERM", "xterm-256color")
         if size is not None:
             params["size"] = {"rows": size[0], "cols": size[1]}
         confined = _policy.sandbox(self._policy, self.cwd)
@@ -269,7 +268,7 @@ class AsyncSandbox:
             params["sandbox"] = confined
         if limits:
             connection.require("processLimits", "limits of processes")
-            params["limits"] = dict(limits)
+            params["limits"] = cast(ResourceLimits, dict(limits))
         until_read = on_full == "wait" and connection.has("processRetainUntilRead")
         if until_read:
             params["retain"] = {"bytes": max(window, 1), "onFull": "wait", "until": "read"}
@@ -330,6 +329,9 @@ class AsyncSandbox:
         output. If the calling task is cancelled, the command is killed, or with ``on_cancel="leave"`` goes on
         until the sandbox is closed.
         """
+        if input is not None:
+            # Without it the command would wait for the end of its input forever.
+            self._connection.require("processCloseStdin", "input with an end")
         begun = time.monotonic()
         process = await self.start(
             command,

@@ -463,6 +463,8 @@ class Sandbox:
         limits: Mapping[str, int] | None,
         on_cancel: OnCancel,
     ) -> Result:
+        if input is not None:
+            self._sandbox._connection.require("processCloseStdin", "input with an end")
         deadline = None if timeout is None else time.monotonic() + timeout
         process = self.start(
             command, pty=pty, stdin=input is not None, cwd=cwd, env=env, inherit=inherit, limits=limits
