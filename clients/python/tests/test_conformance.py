@@ -32,7 +32,18 @@ from codex_exec import (
 from .conftest import CuttingProxy, in_thread
 
 # A stream whose content depends on every position, so that a lost, doubled or swapped piece is noticed.
-STREAM = "import sys,hashlib\nn=int(sys.argv[1]);h=hashlib.sha256();i=0\nwhile n>0:\n b=(hashlib.sha256(str(i).encode()).digest()*2048)[:n]\n i+=1;n-=len(b);h.update(b);sys.stdout.buffer.write(b)\nsys.stdout.flush()\nsys.stderr.write(h.hexdigest())"
+STREAM = """
+import hashlib, sys
+left, number, digest = int(sys.argv[1]), 0, hashlib.sha256()
+while left > 0:
+    block = (hashlib.sha256(str(number).encode()).digest() * 2048)[:left]
+    number += 1
+    left -= len(block)
+    digest.update(block)
+    sys.stdout.buffer.write(block)
+sys.stdout.flush()
+sys.stderr.write(digest.hexdigest())
+"""
 
 
 def test_a_command_returns_its_output_and_exit_code(address: str) -> None:
