@@ -70,7 +70,7 @@ def test_an_environment_behind_a_rendezvous(tmp_path: Path, monkeypatch: pytest.
         )
         assert machine.stderr is not None
         for line in machine.stderr:
-            if "regist" in line or "connected" in line:
+            if "connected to the rendezvous" in line:
                 break
         with Sandbox.connect("env:laptop", registry=registry, cwd=tmp_path) as sandbox:
             assert sandbox.run(["echo", "far away"]).stdout == "far away\n"
