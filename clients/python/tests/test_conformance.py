@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,17 +147,21 @@ def test_cut_connections_lose_no_output(ours: str, seed: int) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-async def connected(address: str) -> AsyncSandbox:
+async def connected(address: str, **options: Any) -> AsyncSandbox:
     """Connects through a proxy that may cut the first connections too: those are tried once each."""
     for _ in range(30):
         try:
-            return await AsyncSandbox.connect(address)
+            return await AsyncSandbox.connect(address, **options)
         except (ConnectionError, TimeoutError):
             continue
     raise AssertionError("no connection through the proxy")
 
 
-def test_a_drop_in_the_middle_of_an_upload_is_invisible(ours: str, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("policy", [None, "workspace-write"])
+def test_a_drop_in_the_middle_of_an_upload_is_invisible(
+    ours: str, tmp_path: Path, seed: int, policy: str | None
+) -> None:
+    # With a policy, handles end with their connection: such a file starts again from its beginning.
     rng = random.Random(seed + 1)
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)
@@ -167,7 +172,7 @@ def test_a_drop_in_the_middle_of_an_upload_is_invisible(ours: str, tmp_path: Pat
 
     async def main() -> None:
         async with proxy.listening() as through:
-            async with await connected(through) as sandbox:
+            async with await connected(through, policy=policy, cwd=tmp_path) as sandbox:
                 await sandbox.upload(tree, tmp_path / "there")
                 await sandbox.download(tmp_path / "there", tmp_path / "back")
         assert proxy.cuts >= 2

@@ -30,8 +30,8 @@ BLOCK = 1 << 20
 BLOCKS_IN_FLIGHT = 8
 #: Bytes up to which a file is sent in one request.
 WHOLE_FILE = 8 << 20
-#: Attempts at a transfer that has to begin anew after a lost connection.
-ATTEMPTS = 5
+#: Attempts at a transfer that has to begin anew after each lost connection.
+ATTEMPTS = 20
 #: Batches of changes that a slow consumer of a watch may leave waiting.
 WATCH_QUEUE = 256
 
