@@ -225,6 +225,8 @@ async def apply(files: AsyncFiles, text: str) -> list[str]:
         return content
 
     steps: list[tuple[str, str, bytes | None, str]] = []
+    # Permission bits of files that are moved, where the server tells them.
+    modes: dict[str, int | None] = {}
     for section in sections:
         path = files.resolve(section.path)
         if section.action == "A":
@@ -243,6 +245,10 @@ async def apply(files: AsyncFiles, text: str) -> list[str]:
             else:
                 target = files.resolve(section.move_to)
                 tree[path], tree[target] = None, content
+                try:
+                    modes[target] = modes.get(path) or (await files.stat(path)).mode
+                except PathNotFoundError:
+                    modes[target] = modes.get(path)  # A file that an earlier section adds.
                 steps.append(("write", target, content, f"M {section.move_to}"))
                 if target != path:
                     steps.append(("remove", path, None, ""))
@@ -251,7 +257,7 @@ async def apply(files: AsyncFiles, text: str) -> list[str]:
         try:
             if action == "write":
                 assert content_ is not None
-                await files.write(path, content_)
+                await files.write(path, content_, mode=modes.get(path))
             else:
                 await files.remove(path)
         except CodexError as error:
