@@ -207,7 +207,10 @@ export class Session {
     listeners.add(listener);
     this.#listeners.set(name, listeners);
     this.#all.add(listener);
-    if (this.#state.is === "closed") listener.ended?.(this.#state.error);
+    if (this.#state.is === "closed") {
+      const { error } = this.#state;
+      queueMicrotask(() => listener.ended?.(error));
+    }
     return () => {
       listeners.delete(listener);
       this.#all.delete(listener);

@@ -35,7 +35,7 @@ export async function upload(
   const lane = limiter(PARALLEL);
 
   const file = async (path: string | Buffer, uri: string, mode: number) => {
-    const stream = fs.createReadStream(path, { highWaterMark: 256 << 10, ...(signal ? { signal } : {}) });
+    const stream = fs.createReadStream(path, { highWaterMark: 256 << 10 });
     const counted = async function* () {
       for await (const chunk of stream as AsyncIterable<Buffer>) {
         report.bytes += chunk.length;
