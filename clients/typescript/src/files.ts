@@ -3,7 +3,7 @@ import { concat, decodeBase64, encodeBase64, toBytes } from "./base64.js";
 import { Interrupted, type Channel } from "./channel.js";
 import { ConnectionLostError, PathNotFoundError, TooLargeError, UnsupportedError } from "./errors.js";
 import type {
-  FsChange, FsGetMetadataResponse, FsGlobResponse, FsPathError, FsReadDirectoryResponse, FsSearchFile, FsSearchLine,
+  Capabilities, FsChange, FsGetMetadataResponse, FsGlobResponse, FsPathError, FsReadDirectoryResponse, FsSearchFile, FsSearchLine,
   FsSearchParams, FsSearchResponse, FsWalkResponse, SandboxContext,
 } from "./models.js";
 import { joinUri, toPath, toUri, uriBytes } from "./paths.js";
@@ -224,7 +224,7 @@ export class Files {
     } = options;
     const walk = { maxDepth, maxDirectories, maxEntries, followDirectorySymlinks, pruneHiddenDirectories };
     const tree = await this.#call<FsWalkResponse>("fs/walk", { path: this.uri(path), options: walk }, { signal }, true);
-    return { ...tree, entries: tree.entries.map(walkEntry) };
+    return { ...tree, errors: tree.errors ?? [], entries: tree.entries.map(walkEntry) };
   }
 
   /** Finds names below a directory by git-style patterns. */
@@ -332,8 +332,8 @@ export class Files {
     return this.#session.call<Result>(method, sandboxed, { signal: options.signal, repeat, ...(timeout === undefined ? {} : { timeout }) });
   }
 
-  get #can(): (name: string) => boolean {
-    return (name) => this.#session.capabilities[name as never] === true;
+  #can(name: keyof Capabilities): boolean {
+    return this.#session.capabilities[name] === true;
   }
 
   async *#blocks(uri: string, signal?: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
@@ -363,7 +363,7 @@ export class Files {
         let requested = delivered;
         const ahead = () => {
           // A small file has one block, and a large one as many as fit.
-          while (inFlight.length < IN_FLIGHT && (inFlight.length === 0 || requested < before.size)) {
+          while (inFlight.length < IN_FLIGHT && (inFlight.length === 0 || requested < (before.size ?? 0))) {
             const response = this.#on<{ chunk: string; eof: boolean }>(channel, "fs/readBlock", { handleId, offset: requested, len: block }, signal);
             response.catch(() => {});
             inFlight.push({ offset: requested, response });

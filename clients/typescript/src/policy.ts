@@ -1,5 +1,5 @@
 /** Policies: what a command or a file request may do. The server's kernel enforces them. */
-import type { SandboxContext } from "./models.js";
+import type { FileSystemEntry, SandboxContext } from "./models.js";
 
 /**
  * - `read-only`: read everything, change nothing, no network.
@@ -9,7 +9,10 @@ import type { SandboxContext } from "./models.js";
  */
 export type Policy = "read-only" | "workspace-write" | "full-access" | SandboxContext;
 
-const special = (kind: string, access: string) => ({ path: { type: "special", value: { kind } }, access });
+const special = (kind: "root" | "project_roots" | "slash_tmp" | "tmpdir", access: "read" | "write"): FileSystemEntry => ({
+  path: { type: "special", value: { kind } },
+  access,
+});
 
 /** The `sandbox` member of requests; `undefined` without a sandbox. */
 export function sandboxContext(policy: Policy | undefined, cwd: string | undefined): SandboxContext | undefined {
@@ -29,5 +32,5 @@ export function sandboxContext(policy: Policy | undefined, cwd: string | undefin
     windowsSandboxPrivateDesktop: false,
     windowsSandboxProxySettingsMode: "preserve",
     useLegacyLandlock: false,
-  } as unknown as SandboxContext;
+  };
 }

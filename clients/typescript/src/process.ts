@@ -177,7 +177,7 @@ export class Process implements AsyncIterable<ProcessEvent> {
 
   /** Sends a signal to the process group. */
   async signal(signal: SignalName = "interrupt", options: { signal?: AbortSignal | undefined } = {}): Promise<void> {
-    if (signal !== "interrupt" && this.#host.session.capabilities["processSignals"] !== true) {
+    if (signal !== "interrupt" && this.#host.session.capabilities.processSignals !== true) {
       if (signal === "kill") return void (await this.terminate(options));
       throw new UnsupportedError(`the server cannot send the signal ${signal} (capability processSignals); use interrupt or kill`);
     }

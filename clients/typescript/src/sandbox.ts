@@ -3,7 +3,7 @@ import { toBytes } from "./base64.js";
 import { loadDetached, removeDetached, saveDetached } from "./detached.js";
 import { CodexError, InvalidParamsError, ProcessExistsError, UnsupportedError } from "./errors.js";
 import { Files, type Content, type RemotePath } from "./files.js";
-import type { EnvironmentInfo, EnvPolicy, ExecResponse, ProcessInfo, ResourceLimits, SandboxContext, SessionInfo } from "./models.js";
+import type { EnvironmentInfo, EnvPolicy, ExecParams, ExecResponse, Methods, ProcessInfo, ResourceLimits, Retain, SandboxContext, SessionInfo } from "./models.js";
 import { applyPatch, type PatchChange } from "./patch.js";
 import { toUri } from "./paths.js";
 import { sandboxContext, type Policy } from "./policy.js";
@@ -180,6 +180,8 @@ export class Sandbox {
   /** Runs a command to its end. */
   async run(command: Command, options: RunOptions = {}): Promise<RunResult> {
     const { timeout, input, check = false, onAbort = "kill", signal } = options;
+    // Otherwise a program that reads to the end of its input would never end.
+    if (input !== undefined && !options.pty) this.#session.require("processCloseStdin", "close a process's stdin, which input needs");
     const collector = new Collector(options.onStdout, options.onStderr);
     const process = await this.#start(command, { ...options, stdin: input !== undefined });
     const deadline = new AbortController();
@@ -231,7 +233,7 @@ export class Sandbox {
     const known = this.#processes.get(id);
     if (known) return known;
     const { afterSeq = 0, tty = false } = options;
-    return this.#track(id, tty, this.#session.capabilities["processRetainUntilRead"] === true, { after: afterSeq, resync: true });
+    return this.#track(id, tty, this.#session.capabilities.processRetainUntilRead === true, { after: afterSeq, resync: true });
   }
 
   /** The processes of this session. */
@@ -249,7 +251,7 @@ export class Sandbox {
   /** Copies a local file or tree to the server. Survives dropped connections where the server keeps handles. */
   upload(local: string, remote: RemotePath, options: TransferOptions = {}): Promise<TransferReport> {
     const can = this.#session.capabilities;
-    return upload(this.files, local, remote, can["fsAtomicWrite"] === true, can["fsRenameLinkMode"] === true, options);
+    return upload(this.files, local, remote, can.fsAtomicWrite === true, can.fsRenameLinkMode === true, options);
   }
 
   /** Copies a file or tree from the server to this machine. */
@@ -259,12 +261,16 @@ export class Sandbox {
 
   /** Applies a patch (`*** Begin Patch` …) once all of it fits. Returns the changed files. */
   applyPatch(text: string, options: { signal?: AbortSignal } = {}): Promise<PatchChange[]> {
-    return applyPatch(this.files, text, this.#session.capabilities["fsAtomicWrite"] === true, options);
+    return applyPatch(this.files, text, this.#session.capabilities.fsAtomicWrite === true, options);
   }
 
-  /** Calls any method of the protocol. */
-  call<Result = object>(method: string, params: object = {}, options: { signal?: AbortSignal; repeat?: boolean } = {}): Promise<Result> {
-    return this.#session.call<Result>(method, params, options);
+  /** Calls any method of the protocol. With `repeat` it is sent again if the connection is lost before the response. */
+  call<Method extends keyof Methods>(
+    method: Method,
+    params: Methods[Method]["params"],
+    options: { signal?: AbortSignal; repeat?: boolean } = {},
+  ): Promise<Methods[Method]["result"]> {
+    return this.#session.call(method, params, options);
   }
 
   /** Kills the processes that were not detached, and closes the connection. */
@@ -301,13 +307,13 @@ export class Sandbox {
     if (options.limits) this.#session.require("processLimits", "limit a process");
     if (options.retain) this.#session.require("processRetain", "retain a given amount of output");
     const wait = (options.retain?.onFull ?? "wait") === "wait";
-    const untilRead = wait && can["processRetainUntilRead"] === true;
-    const retain = untilRead
+    const untilRead = wait && can.processRetainUntilRead === true;
+    const retain: Retain | undefined = untilRead
       ? { bytes: options.retain?.bytes ?? RETAIN, onFull: "wait", until: "read" }
       : options.retain;
-    const envPolicy = { inherit: "all", ignoreDefaultExcludes: false, exclude: [], set: {}, includeOnly: [], ...options.envPolicy };
+    const envPolicy: EnvPolicy = { inherit: "all", ignoreDefaultExcludes: false, exclude: [], set: {}, includeOnly: [], ...options.envPolicy };
     const sandbox = "policy" in options ? this.#policy(options.policy, cwd) : this.#policy(this.#options.policy, this.#cwd);
-    const params = {
+    const params: ExecParams = {
       processId: id,
       argv,
       cwd,
@@ -337,7 +343,7 @@ export class Sandbox {
     }
   }
 
-  async #call(params: { processId: string }, signal: AbortSignal | undefined): Promise<ExecResponse> {
+  async #call(params: ExecParams, signal: AbortSignal | undefined): Promise<ExecResponse> {
     let repeated = false;
     for (;;) {
       const channel = await this.#session.channel(signal);
@@ -373,7 +379,7 @@ export class Sandbox {
     }
     const { ttl = DETACH_TTL, signal } = options;
     // The period is given to initialize; a guest of the session can do that while this connection goes on.
-    if (this.#session.capabilities["sessionSharing"] === true && this.#session.capabilities["sessionDetachTtl"] === true) {
+    if (this.#session.capabilities.sessionSharing === true && this.#session.capabilities.sessionDetachTtl === true) {
       const guest = await Session.open(this.#session.dialer, { ...sessionOptions(this.#options), detachTtl: ttl }, signal, {
         resumeSessionId: sessionId,
         attach: { role: "control" },

@@ -181,22 +181,23 @@ export class Sequencer {
     }
     let dropped = response.droppedBytes ?? 0;
     let from = after + 1;
-    for (const { seq, stream, chunk } of response.chunks) {
+    const chunks = response.chunks ?? [];
+    for (const { seq, stream, chunk } of chunks) {
       this.#gap(from, seq, dropped, false);
       dropped = 0;
       from = seq + 1;
       if (seq < this.next || this.#early.has(seq)) continue;
-      this.#hold(seq, stream as OutputStream, chunk);
+      this.#hold(seq, stream, chunk);
       this.#drain();
     }
-    if (response.chunks.length > 0) {
+    if (chunks.length > 0) {
       // More may follow, and the place of an exit without a number is known only at the end.
       if (this.exit && !this.#exitQueued && !this.#exitNumbered) this.#resync = true;
       return;
     }
     // There is no output after `after`: every number before the server's next is the exit, the close, or lost.
     this.#resync = false;
-    this.#gap(from, response.nextSeq, dropped, response.closed);
+    this.#gap(from, response.nextSeq ?? from, dropped, response.closed ?? false);
     if (this.exit && !this.#exitQueued && !this.#exitNumbered) this.#queueExit();
     if (response.closed) {
       this.#drainAll();

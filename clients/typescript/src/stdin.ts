@@ -57,7 +57,7 @@ export class Stdin {
   /** Closes stdin after everything written so far; on a terminal it types the EOF character. */
   async close(signal?: AbortSignal): Promise<void> {
     if (this.#closed) return;
-    if (this.#session.capabilities["processCloseStdin"] === true) {
+    if (this.#session.capabilities.processCloseStdin === true) {
       this.#closed = true;
       return this.#push(new Uint8Array(), true, signal);
     }
