@@ -12,7 +12,7 @@
  */
 import { Channel, Interrupted } from "./channel.js";
 import {
-  CodexError, ConnectionLostError, ProtocolViolationError, SessionAttachedError, TimedOutError, TokenRefusedError,
+  CodexError, CommandEndedError, ConnectionLostError, ProtocolViolationError, SessionAttachedError, TimedOutError, TokenRefusedError,
   UnsupportedError,
 } from "./errors.js";
 import type { Capabilities, EnvironmentInfo, InitializeParams, InitializeResponse } from "./models.js";
@@ -329,7 +329,8 @@ export class Session {
       void transport?.close();
       if (broken) throw broken;
       if (error instanceof Interrupted && channel) {
-        throw new ConnectionLostError(`${this.dialer.endpoint} ended the connection before the session began: ${error.message}`, { cause: error });
+        const type = this.dialer.isCommand ? CommandEndedError : ConnectionLostError;
+        throw new type(`${this.dialer.endpoint} ended the connection before the session began: ${error.message}`, { cause: error });
       }
       throw error;
     } finally {

@@ -15,6 +15,7 @@ export class StdioDialer implements Dialer {
   readonly endpoint: string;
   readonly canResume = false;
   readonly keepAlive = false;
+  readonly isCommand = true;
   readonly #argv: readonly string[];
   readonly #env: Record<string, string | undefined> | undefined;
 

@@ -34,6 +34,8 @@ export interface Dialer {
   readonly canResume: boolean;
   /** Whether silence means that the connection is dead. */
   readonly keepAlive: boolean;
+  /** Whether the connection is a command, whose end before the session begins has a kind of its own. */
+  readonly isCommand?: boolean;
   /** Opens a connection. Rejects with a `CodexError`. */
   dial(events: TransportEvents, signal: AbortSignal): Promise<Transport>;
 }

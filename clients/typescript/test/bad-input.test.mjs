@@ -48,7 +48,7 @@ test("a server that is not one", async (t) => {
   const mute = await fakeServer(t, () => SILENT);
   await assert.rejects(Sandbox.connect(mute.url, quick), api.TimedOutError);
   await assert.rejects(Sandbox.connect("stdio:cat", quick), api.CodexError);
-  await assert.rejects(Sandbox.connect("stdio:false"), api.ConnectionLostError);
+  await assert.rejects(Sandbox.connect("stdio:false"), api.CommandEndedError);
 });
 
 test("a server that breaks the protocol later ends the session, not the program", async (t) => {
