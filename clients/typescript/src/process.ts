@@ -338,6 +338,7 @@ export class Process implements AsyncIterable<ProcessEvent> {
     if (this.#stopped) return;
     this.#stopped = true;
     clearTimeout(this.#soon);
+    if (this.#sequencer.closed) this.#stdin.end();
     this.#host.session.release(this);
     this.#unlisten();
     this.#host.forget(this);

@@ -67,6 +67,18 @@ export class Stdin {
     );
   }
 
+  /** The process has ended: nothing that waits will be accepted. */
+  end(): void {
+    this.#fail(new StdinClosedError(`process ${this.#process} takes no input: it has ended`));
+  }
+
+  #fail(error: unknown): void {
+    this.#failure ??= error;
+    const queue = this.#queue;
+    this.#queue = [];
+    for (const write of queue) write.done(this.#failure);
+  }
+
   #push(bytes: Uint8Array, close: boolean, signal?: AbortSignal): Promise<void> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason as Error);
@@ -99,10 +111,7 @@ export class Stdin {
     try {
       while (this.#queue.length > 0) await this.#serve(await this.#session.channel());
     } catch (error) {
-      this.#failure = error;
-      const queue = this.#queue;
-      this.#queue = [];
-      for (const write of queue) write.done(error);
+      this.#fail(error);
     } finally {
       this.#pumping = false;
     }

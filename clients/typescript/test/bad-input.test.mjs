@@ -4,11 +4,12 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import http from "node:http";
 import net from "node:net";
-import { writeFileSync } from "node:fs";
+import { readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import * as api from "../dist/index.js";
+import { WebSocketDialer } from "../dist/websocket.js";
 import { CODEX, directory, fakeServer, info, proxy, server, SILENT, until } from "./support/servers.mjs";
 
 const { Sandbox } = api;
@@ -182,10 +183,10 @@ test("cancellation at every await rejects with the reason and leaves nothing run
   const cwd = directory(t);
   writeFileSync(join(cwd, "file"), Buffer.alloc(3 << 20));
   const { url } = await server(t, { cwd });
-  const mark = `codex-ts-${process.pid}`;
   const works = {
     connect: (signal) => Sandbox.connect(url, { signal }).then((sandbox) => sandbox.close()),
-    run: (signal, sandbox) => sandbox.run(["sh", "-c", "echo $0; sleep 0.05", mark], { signal }),
+    // Long, so that a command that is left running is noticed.
+    run: (signal, sandbox) => sandbox.run(["sleep", "1000"], { signal }),
     input: (signal, sandbox) => sandbox.run(["sleep", "0.05"], { input: new Uint8Array(3 << 20), signal }),
     read: (signal, sandbox) => sandbox.files.read("file", { signal }),
     write: (signal, sandbox) => sandbox.files.write("out", new Uint8Array(2 << 20), { signal }),
@@ -229,12 +230,21 @@ test("aborting can leave the command running", async (t) => {
 
 test("a blocked event loop does not lose the connection", async (t) => {
   const { url } = await server(t);
-  const sandbox = await Sandbox.connect(url, { keepAliveIdle: 100, keepAliveTimeout: 100, reconnect: { enabled: false } });
-  const process = await sandbox.start("sleep 0.2; echo late");
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500);
+  const dialer = new WebSocketDialer(url, {});
+  const { dial } = dialer;
+  let blocks = 0;
+  // Blocked between a ping and the turn that would read the pong: afterwards, timers come before sockets.
+  dialer.dial = async (...args) => {
+    const transport = await dial.apply(dialer, args);
+    const { ping } = transport;
+    return { ...transport, ping: () => (ping(), setImmediate(() => (blocks++, Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 700)))) };
+  };
+  const sandbox = await Sandbox.connect(dialer, { keepAliveIdle: 100, keepAliveTimeout: 100, reconnect: { enabled: false } });
+  const process = await sandbox.start("sleep 3; echo late");
   let text = "";
   for await (const event of process) if (event.type === "output") text += Buffer.from(event.data);
   assert.equal(text, "late\n");
+  assert.ok(blocks > 1);
   await sandbox.close();
 });
 
@@ -254,6 +264,23 @@ test("a connection that has gone silent is replaced", async (t) => {
   assert.equal(net.stats.connections, 2);
   await process.terminate();
   await sandbox.close();
+});
+
+test("a server's names lead nowhere outside of a download", async (t) => {
+  const names = ["file:///srv/tree/..%2Fevil", "file:///srv/tree/%2E%2E", "file:///srv/tree/a%2Fb", "file:///srv/tree/"];
+  for (const fileNameUri of names) {
+    const fake = await fakeServer(t, (method, { path }) => {
+      if (method === "fs/readDirectory") return { entries: [{ fileName: "x", fileNameUri, isDirectory: false, isFile: true }] };
+      if (method === "fs/getMetadata") return { isDirectory: path.endsWith("/tree"), isFile: !path.endsWith("/tree"), isSymlink: false, size: 1, createdAtMs: 0, modifiedAtMs: 0 };
+      if (method === "fs/readBlock") return { chunk: "eA==", eof: true };
+      return method === "initialize" ? undefined : {};
+    });
+    const sandbox = await Sandbox.connect(fake.url);
+    const to = directory(t);
+    await assert.rejects(sandbox.download("tree", join(to, "tree")), api.InvalidPathError, fileNameUri);
+    assert.deepEqual(readdirSync(to, { recursive: true }), ["tree"], fileNameUri);
+    await sandbox.close();
+  }
 });
 
 test("two event loops work at once", async (t) => {

@@ -118,6 +118,17 @@ export async function proxy(t, url, budget = () => Infinity) {
       outer.destroy();
     }
   };
+  /** Cuts at the next bytes from the server, which are lost: a request has its effect, and its response does not arrive. */
+  const loseAnswer = () => {
+    for (const { inner, outer } of open) {
+      outer.removeAllListeners("data");
+      outer.once("data", () => {
+        stats.cuts++;
+        inner.destroy();
+        outer.destroy();
+      });
+    }
+  };
   /** Passes nothing on, and closes nothing. Later connections work. */
   const freeze = () => {
     for (const { inner, outer } of open) {
@@ -131,7 +142,7 @@ export async function proxy(t, url, budget = () => Infinity) {
     listener.close();
     cut();
   });
-  return { url: `ws://127.0.0.1:${listener.address().port}`, cut, freeze, stats };
+  return { url: `ws://127.0.0.1:${listener.address().port}`, cut, loseAnswer, freeze, stats };
 }
 
 /** Resolves once the condition holds; fails after 20 s. */
