@@ -183,6 +183,19 @@ impl OnArgs {
         }
     }
 
+    /// Whether a saved session is on the server that these flags choose; any is, if they choose none.
+    pub(crate) fn is_server_of(&self, session: &SavedSession) -> bool {
+        let same_url = |place: &Place| {
+            let url = place.url();
+            url.is_some_and(|url| url.trim_end_matches('/') == session.url.trim_end_matches('/'))
+        };
+        let same_registry = || match (&session.registry, self.registry()) {
+            (Some(saved), Ok(chosen)) => *saved == chosen,
+            _ => true,
+        };
+        self.place().is_none_or(same_url) && (self.place().is_none() || same_registry())
+    }
+
     /// What a session remembers of the credential that it is made with.
     pub(crate) fn saved_credential(&self) -> anyhow::Result<Option<SavedCredential>> {
         Ok(match self.place() {

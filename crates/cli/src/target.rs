@@ -68,7 +68,7 @@ impl TargetArgs {
                 let (connected, saved) = connect(&self.on, session, options).await?;
                 (connected, saved, self.id.clone())
             }
-            None => match find(&self.id)? {
+            None => match find(&self.on, &self.id)? {
                 Some(saved) => {
                     let process = saved.process_id.clone();
                     let options = join.options(Some(&process));
@@ -76,6 +76,16 @@ impl TargetArgs {
                 }
                 None => {
                     let Some((session, process)) = self.find_on_server().await? else {
+                        if let Some(saved) = find_saved(&self.id)? {
+                            bail!(
+                                "no detached process named `{}` on {}; the one that is saved by this name is \
+                                 on {}: leave out --on and $CODEX_EXEC_SERVER_URL, or pass --on {}",
+                                self.id,
+                                self.on.display(),
+                                saved.shown_url(),
+                                quoted(&saved.shown_url())
+                            );
+                        }
                         bail!(
                             "no detached process named `{}`; `codex ps` lists the names, with --on \
                              those of other machines too, and --session with --on finds other \
@@ -216,8 +226,12 @@ impl Target {
     }
 }
 
-/// The saved session with this name; `None` if the text is not a valid name.
-pub(crate) fn find(text: &str) -> anyhow::Result<Option<SavedSession>> {
+/// The saved session with this name, unless `--on` names another server; `None` if the text is not a valid name.
+fn find(on: &OnArgs, text: &str) -> anyhow::Result<Option<SavedSession>> {
+    Ok(find_saved(text)?.filter(|saved| on.is_server_of(saved)))
+}
+
+fn find_saved(text: &str) -> anyhow::Result<Option<SavedSession>> {
     match text.parse::<SessionName>() {
         Ok(name) => SavedSession::find(&name),
         Err(_) => Ok(None),
@@ -230,7 +244,7 @@ pub(crate) async fn connect(
     session: &str,
     options: ConnectOptions,
 ) -> anyhow::Result<(Connected, Option<SavedSession>)> {
-    if let Some(saved) = find(session)? {
+    if let Some(saved) = find(on, session)? {
         return Ok((resume(on, &saved, options).await?, Some(saved)));
     }
     if on.place().is_none() {

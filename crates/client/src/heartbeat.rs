@@ -114,7 +114,7 @@ mod tests {
             let mut silence = Silence::new(Heartbeat::default(), start);
             let (mut last, mut probed, mut reported, mut gave_up) = (0, false, false, false);
             for now in 1..600 {
-                if random.u64(..) % [15, 40, 120][(seed % 3) as usize] == 0 {
+                if random.u64(..).is_multiple_of([15, 40, 120][(seed % 3) as usize]) {
                     assert_eq!(silence.heard(at(now)), reported, "seed {seed}");
                     (last, probed, reported) = (now, false, false);
                     continue;

@@ -13,7 +13,7 @@ pub(crate) struct ToolResult {
 
 impl ToolResult {
     pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self { content: vec![text_block(text.into())], structured: None, failed: false }
+        Self { content: vec![text_block(&text.into())], structured: None, failed: false }
     }
 
     pub(crate) fn image(bytes: &[u8], mime_type: &str) -> Self {
@@ -29,7 +29,7 @@ impl ToolResult {
 
     /// Adds a block of text, so that the text before it stays as it is.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
-        self.content.push(text_block(note.into()));
+        self.content.push(text_block(&note.into()));
         self
     }
 
@@ -47,7 +47,7 @@ impl ToolResult {
     }
 }
 
-fn text_block(text: String) -> Value {
+fn text_block(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 

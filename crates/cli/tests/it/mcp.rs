@@ -28,7 +28,7 @@ impl Mcp {
         let mut mcp = Self { child, stdin, stdout, last_id: 0 };
         let hello = json!({"protocolVersion": "2025-06-18", "capabilities": {},
             "clientInfo": {"name": "test", "version": "0"}});
-        let answer = mcp.request("initialize", hello);
+        let answer = mcp.request("initialize", &hello);
         assert_eq!(answer["result"]["protocolVersion"], "2025-06-18");
         mcp.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
         mcp
@@ -42,7 +42,7 @@ impl Mcp {
         writeln!(self.stdin.as_ref().unwrap(), "{message}").unwrap();
     }
 
-    fn ask(&mut self, method: &str, params: Value) -> u64 {
+    fn ask(&mut self, method: &str, params: &Value) -> u64 {
         self.last_id += 1;
         let id = self.last_id;
         self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
@@ -55,7 +55,7 @@ impl Mcp {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    fn request(&mut self, method: &str, params: Value) -> Value {
+    fn request(&mut self, method: &str, params: &Value) -> Value {
         let id = self.ask(method, params);
         loop {
             let message = self.next();
@@ -65,8 +65,8 @@ impl Mcp {
         }
     }
 
-    fn call(&mut self, name: &str, arguments: Value) -> Value {
-        self.request("tools/call", json!({"name": name, "arguments": arguments}))["result"].clone()
+    fn call(&mut self, name: &str, arguments: &Value) -> Value {
+        self.request("tools/call", &json!({"name": name, "arguments": arguments}))["result"].clone()
     }
 
     /// Closes stdin and waits for the end.
@@ -229,7 +229,7 @@ fn no_arguments_change_anything_outside_the_policy() {
     let (mut succeeded, mut failed) = (0, 0);
     for round in 0..150 {
         let (name, arguments) = some_call(&mut random, &world);
-        let answer = mcp.request("tools/call", json!({"name": name, "arguments": arguments}));
+        let answer = mcp.request("tools/call", &json!({"name": name, "arguments": arguments}));
         match answer["result"]["isError"] == false {
             true => succeeded += 1,
             false => failed += 1,
@@ -239,10 +239,10 @@ fn no_arguments_change_anything_outside_the_policy() {
     assert!(succeeded > 20 && failed > 20, "{succeeded} calls succeeded, {failed} failed");
     // The tools do change what the policy permits.
     assert_eq!(
-        mcp.call("write_file", json!({"path": "control", "content": "x"}))["isError"],
+        mcp.call("write_file", &json!({"path": "control", "content": "x"}))["isError"],
         false
     );
-    mcp.call("run", json!({"command": "echo y > control-too"}));
+    mcp.call("run", &json!({"command": "echo y > control-too"}));
     assert_eq!(std::fs::read_to_string(world.root.join("control")).unwrap(), "x");
     assert_eq!(std::fs::read_to_string(world.root.join("control-too")).unwrap(), "y\n");
     mcp.end();
@@ -254,14 +254,14 @@ fn cancelled_run_keeps_its_command() {
     let mut mcp = Mcp::in_workspace(&world.root, &world.policy);
     let command = "echo started; read line; echo got $line";
     let arguments = json!({"command": command, "keep_stdin": true, "wait_seconds": 50});
-    let id = mcp.ask("tools/call", json!({"name": "run", "arguments": arguments}));
+    let id = mcp.ask("tools/call", &json!({"name": "run", "arguments": arguments}));
     // The command is there once it is listed.
-    while !text(&mcp.call("list", json!({}))).contains("p1") {}
+    while !text(&mcp.call("list", &json!({}))).contains("p1") {}
     mcp.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
     let mut seen =
-        text(&mcp.call("write", json!({"handle": "p1", "text": "it\n", "wait_seconds": 20})));
+        text(&mcp.call("write", &json!({"handle": "p1", "text": "it\n", "wait_seconds": 20})));
     while !seen.contains("exited with code 0") {
-        seen += &text(&mcp.call("output", json!({"handle": "p1", "wait_seconds": 20})));
+        seen += &text(&mcp.call("output", &json!({"handle": "p1", "wait_seconds": 20})));
     }
     assert!(seen.contains("got it"), "{seen}");
     mcp.end();
@@ -272,9 +272,9 @@ fn commands_end_with_their_client() {
     let world = World::new();
     let mut mcp = Mcp::in_workspace(&world.root, &world.policy);
     let fifo = world.root.join("alive");
-    mcp.call("run", json!({"command": "mkfifo alive"}));
+    mcp.call("run", &json!({"command": "mkfifo alive"}));
     let command = "(echo up; exec sleep 1000) > alive";
-    let started = mcp.call("run", json!({"command": command, "wait_seconds": 0}));
+    let started = mcp.call("run", &json!({"command": command, "wait_seconds": 0}));
     assert_eq!(started["structuredContent"]["running"], true, "{started}");
     let mut pipe = std::fs::File::open(&fifo).unwrap();
     let mut up = [0; 3];
@@ -300,7 +300,7 @@ fn malformed_messages_are_answered_and_survived() {
         writeln!(mcp.stdin.as_ref().unwrap(), "{line}").unwrap();
         assert_eq!(mcp.next()["error"]["code"], code, "{line}");
     }
-    assert_eq!(mcp.request("ping", json!({}))["result"], json!({}));
+    assert_eq!(mcp.request("ping", &json!({}))["result"], json!({}));
     mcp.end();
 }
 

@@ -236,3 +236,26 @@ fn kill_of_a_process_that_ignores_the_signal_says_what_to_do() {
     home.detach("stubborn", "true");
     home.run(&["attach", "stubborn"]).success();
 }
+
+/// The same name on two servers, of which this home has saved one: `--on` decides.
+#[test]
+fn a_saved_name_does_not_lead_to_another_server_than_the_one_of_on() {
+    let (home, other) = (Home::new(), Home::new());
+    home.detach("job", "echo here; exec sleep 1000");
+    other.detach("job", "echo there; exec sleep 1000");
+    let there = ["--on", &other.server.url, "job"];
+    let on = |command: &str, more: &[&str]| home.run(&[&[command], more, &there[..]].concat());
+    assert_eq!(on("logs", &[]).success(), "there\n");
+    let by_variable =
+        output(home.command(&["logs", "job"]).env("CODEX_EXEC_SERVER_URL", &other.server.url));
+    assert_eq!(by_variable.out, "there\n");
+    on("kill", &["-s", "kill"]).success();
+    assert_eq!(other.run(&["attach", "job"]).code, Some(137), "it was killed there");
+    assert_eq!(home.processes()[0]["exited"], false, "and not here");
+    assert_eq!(home.run(&["logs", "--on", &home.server.url, "job"]).success(), "here\n");
+    // A server without that name is not replaced by another.
+    let empty = Server::start();
+    home.run(&["kill", "--on", &empty.url, "job"]).failed(1, &home.server.url);
+    home.run(&["kill", "--on", "ws://127.0.0.1:1", "job"]).failed(1, "127.0.0.1:1");
+    assert_eq!(home.processes()[0]["exited"], false);
+}

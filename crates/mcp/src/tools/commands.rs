@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use codex_exec_client::ExecCommand;
 use codex_exec_server_protocol::process::ProcessSignal;
-use codex_exec_server_protocol::resources::ResourceLimits;
+use codex_exec_server_protocol::resources::{EndedBy, ResourceLimits};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -38,7 +38,7 @@ pub(super) struct RunArgs {
 
 pub(super) fn run_schema() -> Value {
     object(
-        json!({
+        &json!({
             "command": {"type": "string", "description": "A command line for /bin/sh."},
             "argv": {
                 "type": "array",
@@ -232,7 +232,7 @@ fn describe(entry: &Entry, state: &State, text: String, from: u64) -> ToolResult
         "handle": entry.handle,
         "running": !state.has_ended(),
         "exit_code": state.exit.map(|exit| exit.code),
-        "ended_by": state.exit.and_then(|exit| exit.ended_by).map(|by| by.name()),
+        "ended_by": state.exit.and_then(|exit| exit.ended_by).map(EndedBy::name),
         "sandbox_denied": state.exit.is_some_and(|exit| exit.sandbox_denied),
         "next_offset": next,
         "total_bytes": entry.log.lock().end(),
@@ -252,7 +252,7 @@ pub(super) struct OutputArgs {
 
 pub(super) fn output_schema() -> Value {
     object(
-        json!({
+        &json!({
             "handle": {"type": "string", "description": "The handle that run returned."},
             "offset": {
                 "type": "integer",
@@ -306,7 +306,7 @@ pub(super) struct WriteArgs {
 
 pub(super) fn write_schema() -> Value {
     object(
-        json!({
+        &json!({
             "handle": {"type": "string", "description": "The handle that run returned."},
             "text": {
                 "type": "string",
@@ -387,7 +387,7 @@ impl From<Signal> for ProcessSignal {
 
 pub(super) fn kill_schema() -> Value {
     object(
-        json!({
+        &json!({
             "handle": {"type": "string", "description": "The handle that run returned."},
             "signal": {
                 "type": "string",
@@ -422,7 +422,7 @@ pub(super) async fn kill(context: &Context, args: KillArgs) -> Outcome {
 pub(super) struct ListArgs {}
 
 pub(super) fn list_schema() -> Value {
-    object(json!({}), &[])
+    object(&json!({}), &[])
 }
 
 pub(super) async fn list(context: &Context, _args: ListArgs) -> Outcome {

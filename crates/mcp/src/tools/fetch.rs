@@ -24,7 +24,7 @@ pub(super) struct FetchArgs {
 
 pub(super) fn fetch_schema() -> Value {
     object(
-        json!({
+        &json!({
             "url": {"type": "string", "description": "The URL, http or https."},
             "method": {"type": "string", "description": "The HTTP method; GET by default."},
             "headers": {

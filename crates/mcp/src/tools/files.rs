@@ -27,7 +27,7 @@ pub(super) struct ReadFileArgs {
 
 pub(super) fn read_file_schema() -> Value {
     object(
-        json!({
+        &json!({
             "path": {"type": "string", "description": "The file, relative to the workspace or absolute."},
             "start_line": {"type": "integer", "description": "The first line to return, counted from 1."},
             "lines": {"type": "integer", "description": "How many lines to return."},
@@ -231,7 +231,7 @@ pub(super) struct WriteFileArgs {
 
 pub(super) fn write_file_schema() -> Value {
     object(
-        json!({
+        &json!({
             "path": {"type": "string", "description": "The file, relative to the workspace or absolute."},
             "content": {"type": "string", "description": "The whole content of the file."},
             "base64": {"type": "boolean", "description": "The content is base64 of the bytes to write."},
@@ -270,7 +270,7 @@ pub(super) struct EditArgs {
 
 pub(super) fn edit_schema() -> Value {
     object(
-        json!({
+        &json!({
             "patch": {
                 "type": "string",
                 "description": "The patch, from *** Begin Patch to *** End Patch.",

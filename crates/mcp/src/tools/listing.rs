@@ -33,7 +33,7 @@ pub(super) struct SearchArgs {
 
 pub(super) fn search_schema() -> Value {
     object(
-        json!({
+        &json!({
             "pattern": {"type": "string", "description": "The regular expression."},
             "path": {"type": "string", "description": "A directory or file; the workspace by default."},
             "literal": {"type": "boolean", "description": "The pattern is plain text."},
@@ -112,7 +112,7 @@ pub(super) struct GlobArgs {
 
 pub(super) fn glob_schema() -> Value {
     object(
-        json!({
+        &json!({
             "patterns": {
                 "type": "array",
                 "items": {"type": "string"},
@@ -165,7 +165,7 @@ pub(super) struct LsArgs {
 
 pub(super) fn ls_schema() -> Value {
     object(
-        json!({
+        &json!({
             "path": {"type": "string", "description": "The directory; the workspace by default."},
             "after": {"type": "string", "description": "Only names after this one, to read on."},
         }),

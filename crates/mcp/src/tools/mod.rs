@@ -165,7 +165,7 @@ fn parse<T: DeserializeOwned>(arguments: Map<String, Value>) -> Result<T, String
 }
 
 /// The schema of an object without other members than these.
-fn object(properties: Value, required: &[&str]) -> Value {
+fn object(properties: &Value, required: &[&str]) -> Value {
     json!({
         "type": "object",
         "properties": properties,

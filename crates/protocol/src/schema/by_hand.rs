@@ -197,7 +197,7 @@ by_hand! {
                 "properties": {
                     "type": {"const": "managed"},
                     "file_system": reference::<FileSystemPolicy>(generator),
-                    "network": nullable(reference::<NetworkPolicy>(generator)),
+                    "network": nullable(&reference::<NetworkPolicy>(generator)),
                 },
             },
             {
@@ -214,7 +214,7 @@ by_hand! {
                 "required": ["type"],
                 "properties": {
                     "type": {"const": "external"},
-                    "network": nullable(reference::<NetworkPolicy>(generator)),
+                    "network": nullable(&reference::<NetworkPolicy>(generator)),
                 },
             },
             reference::<LegacySandboxPolicy>(generator),
@@ -229,7 +229,7 @@ by_hand! {
                 "required": ["permissions"],
                 "properties": {
                     "permissions": reference::<PermissionProfile>(generator),
-                    "cwd": nullable(reference::<PathUri>(generator)),
+                    "cwd": nullable(&reference::<PathUri>(generator)),
                     "workspaceRoots": {
                         "type": ["array", "null"],
                         "items": reference::<PathUri>(generator),
@@ -264,7 +264,7 @@ by_hand! {
     });
 }
 
-fn nullable(schema: Value) -> Value {
+fn nullable(schema: &Value) -> Value {
     json!({"anyOf": [schema, {"type": "null"}]})
 }
 

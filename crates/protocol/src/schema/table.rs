@@ -21,7 +21,7 @@ macro_rules! requests {
             $(
                 let params = reference::<$params>(generator);
                 let result = reference::<$response>(generator);
-                out.push(row(Method::$call, params, result, stringify!($effect)));
+                out.push(row(Method::$call, &params, &result, stringify!($effect)));
             )*
         }
     };
@@ -36,7 +36,7 @@ macro_rules! files {
                 let params = reference::<$params>(generator);
                 let result = reference::<$response>(generator);
                 let method = Method::File(FileMethod::$operation);
-                out.push(row(method, params, result, stringify!($effect)));
+                out.push(row(method, &params, &result, stringify!($effect)));
             )*
         }
     };
@@ -79,7 +79,7 @@ pub(super) fn methods(generator: &mut SchemaGenerator) -> Vec<Value> {
     out
 }
 
-fn row(method: Method, params: Value, result: Value, effect: &str) -> Value {
+fn row(method: Method, params: &Value, result: &Value, effect: &str) -> Value {
     let lower = |word: String| word.to_lowercase();
     let (order, touches) = match method {
         Method::File(file) => (
