@@ -371,7 +371,7 @@ export interface ErrorData {
 }
 
 /** What went wrong, for programs. Kinds without codes are never sent: a client uses them for failures on its own side. `errorKinds` has the codes. */
-export type ErrorKind = "malformedMessage" | "notInitialized" | "alreadyInitialized" | "methodNotFound" | "invalidParams" | "unsupported" | "unknownSession" | "sessionAttached" | "viewOnly" | "sessionEnded" | "processExists" | "unknownProcess" | "noTerminal" | "programNotFound" | "programNotExecutable" | "workingDirectoryMissing" | "workingDirectoryDenied" | "sandboxUnavailable" | "operatorPolicy" | "deniedBySandbox" | "pathNotFound" | "unknownFileHandle" | "idInUse" | "permissionDenied" | "alreadyExists" | "notADirectory" | "isADirectory" | "notARegularFile" | "directoryNotEmpty" | "symlinkRefused" | "invalidPath" | "readOnlyFileSystem" | "crossDevice" | "busy" | "tooLarge" | "diskFull" | "quotaExceeded" | "limitReached" | "refused" | "preserved" | "cancelled" | "httpFailed" | "invalidConfig" | "ioError" | "internal" | "connectionRefused" | "unreachable" | "tokenRefused" | "environmentOffline" | "environmentNotFound" | "commandEnded" | "connectionLost" | "timedOut" | "outputLost" | "stdinClosed" | "protocolViolation";
+export type ErrorKind = "malformedMessage" | "notInitialized" | "alreadyInitialized" | "methodNotFound" | "invalidParams" | "unsupported" | "unknownSession" | "draining" | "sessionAttached" | "viewOnly" | "sessionEnded" | "processExists" | "unknownProcess" | "noTerminal" | "programNotFound" | "programNotExecutable" | "workingDirectoryMissing" | "workingDirectoryDenied" | "sandboxUnavailable" | "operatorPolicy" | "deniedBySandbox" | "pathNotFound" | "unknownFileHandle" | "idInUse" | "permissionDenied" | "alreadyExists" | "notADirectory" | "isADirectory" | "notARegularFile" | "directoryNotEmpty" | "symlinkRefused" | "invalidPath" | "readOnlyFileSystem" | "crossDevice" | "busy" | "tooLarge" | "diskFull" | "quotaExceeded" | "limitReached" | "refused" | "preserved" | "cancelled" | "httpFailed" | "invalidConfig" | "ioError" | "internal" | "connectionRefused" | "unreachable" | "tokenRefused" | "environmentOffline" | "environmentNotFound" | "commandEnded" | "connectionLost" | "timedOut" | "outputLost" | "stdinClosed" | "protocolViolation";
 
 /** Params of the notification `process/closed`, the last one of a process. */
 export interface ExecClosedNotification {
@@ -1530,7 +1530,7 @@ export interface RpcError {
   message: string;
 }
 
-/** An event in the output of `codex run --json`. `started` is the first one and, if the command could be run to its end, `closed` the last one; after an approved `asked` a second run begins with `started`. */
+/** An event in the output of `codex run --json`. `started` is the first one and, if the command could be run to its end, `closed` the last one, otherwise `failed`; after an approved `asked` a second run begins with `started`. */
 export type RunEvent = {
   /** The limits in force; absent if there are none. */
   limits?: AppliedLimits | null;
@@ -1571,6 +1571,14 @@ export type RunEvent = {
   /** Whether the user approved. */
   approved: boolean;
   type: "asked";
+} | {
+  /** The exit code of `codex`. */
+  exitCode: number;
+  /** Why. */
+  kind: ErrorKind;
+  /** The same, for people. */
+  message: string;
+  type: "failed";
 };
 
 /** The sandbox policy of a `process/start` or filesystem request. */

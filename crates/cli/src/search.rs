@@ -25,7 +25,7 @@ use crate::style::{Style, name_for_stdout, printable, quoted};
 Examples:
   codex search 'fn main' --on ws://127.0.0.1:4500
   codex search -i -g '*.rs' -C 2 'unwrap\\(\\)' src
-  codex search -l TODO | xargs -d '\\n' codex cat       names only
+  codex search -l panic | xargs -d '\\n' codex cat      names only
   codex search -F 'a.b[0]' . | cut -d: -f2             a pipe gets PATH:LINE:TEXT
 
 Exit codes: 0 a line matches; 1 no line matches; 2 failure, or no line matches and some files could

@@ -436,7 +436,7 @@ class ErrorData(TypedDict):
 
 #: What went wrong, for programs. Kinds without codes are never sent: a client uses them for failures on its own
 #: side. `errorKinds` has the codes.
-ErrorKind: TypeAlias = Literal["malformedMessage", "notInitialized", "alreadyInitialized", "methodNotFound", "invalidParams", "unsupported", "unknownSession", "sessionAttached", "viewOnly", "sessionEnded", "processExists", "unknownProcess", "noTerminal", "programNotFound", "programNotExecutable", "workingDirectoryMissing", "workingDirectoryDenied", "sandboxUnavailable", "operatorPolicy", "deniedBySandbox", "pathNotFound", "unknownFileHandle", "idInUse", "permissionDenied", "alreadyExists", "notADirectory", "isADirectory", "notARegularFile", "directoryNotEmpty", "symlinkRefused", "invalidPath", "readOnlyFileSystem", "crossDevice", "busy", "tooLarge", "diskFull", "quotaExceeded", "limitReached", "refused", "preserved", "cancelled", "httpFailed", "invalidConfig", "ioError", "internal", "connectionRefused", "unreachable", "tokenRefused", "environmentOffline", "environmentNotFound", "commandEnded", "connectionLost", "timedOut", "outputLost", "stdinClosed", "protocolViolation"]
+ErrorKind: TypeAlias = Literal["malformedMessage", "notInitialized", "alreadyInitialized", "methodNotFound", "invalidParams", "unsupported", "unknownSession", "draining", "sessionAttached", "viewOnly", "sessionEnded", "processExists", "unknownProcess", "noTerminal", "programNotFound", "programNotExecutable", "workingDirectoryMissing", "workingDirectoryDenied", "sandboxUnavailable", "operatorPolicy", "deniedBySandbox", "pathNotFound", "unknownFileHandle", "idInUse", "permissionDenied", "alreadyExists", "notADirectory", "isADirectory", "notARegularFile", "directoryNotEmpty", "symlinkRefused", "invalidPath", "readOnlyFileSystem", "crossDevice", "busy", "tooLarge", "diskFull", "quotaExceeded", "limitReached", "refused", "preserved", "cancelled", "httpFailed", "invalidConfig", "ioError", "internal", "connectionRefused", "unreachable", "tokenRefused", "environmentOffline", "environmentNotFound", "commandEnded", "connectionLost", "timedOut", "outputLost", "stdinClosed", "protocolViolation"]
 
 
 class _ExecClosedNotificationRequired(TypedDict):
@@ -1980,9 +1980,21 @@ class RunEventAsked(TypedDict):
     type: Literal["asked"]
 
 
+class RunEventFailed(TypedDict):
+    """`codex` failed; if the command has started, its outcome is unknown."""
+
+    # The exit code of `codex`.
+    exitCode: int
+    # Why.
+    kind: ErrorKind
+    # The same, for people.
+    message: str
+    type: Literal["failed"]
+
+
 #: An event in the output of `codex run --json`. `started` is the first one and, if the command could be run to its
-#: end, `closed` the last one; after an approved `asked` a second run begins with `started`.
-RunEvent: TypeAlias = "Union[RunEventStarted, RunEventOutput, RunEventLost, RunEventExited, RunEventClosed, RunEventAsked]"
+#: end, `closed` the last one, otherwise `failed`; after an approved `asked` a second run begins with `started`.
+RunEvent: TypeAlias = "Union[RunEventStarted, RunEventOutput, RunEventLost, RunEventExited, RunEventClosed, RunEventAsked, RunEventFailed]"
 
 
 class _SandboxContextContextRequired(TypedDict):
@@ -2303,6 +2315,7 @@ ERROR_KINDS: frozenset[str] = frozenset(
         "deniedBySandbox",
         "directoryNotEmpty",
         "diskFull",
+        "draining",
         "environmentNotFound",
         "environmentOffline",
         "httpFailed",

@@ -10,4 +10,5 @@ pub(crate) mod metadata;
 mod path_trace;
 pub(crate) mod paths;
 pub mod policy;
+mod policy_error;
 pub mod writable_history;
