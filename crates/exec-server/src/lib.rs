@@ -120,3 +120,8 @@ pub use codex_exec_server_protocol::session::{
     SessionDetachedNotification, SessionInfo, SessionListParams, SessionListResponse,
 };
 pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
+
+/// The guide, whose examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/embedding.md")]
+struct EmbeddingGuide;

@@ -15,6 +15,7 @@ mod destinations;
 mod direct;
 mod errors;
 mod files;
+mod guides;
 mod hostile_server;
 mod limits;
 mod listening;
