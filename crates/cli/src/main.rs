@@ -28,6 +28,8 @@ mod logging;
 mod login;
 mod logs;
 mod ls;
+#[cfg(test)]
+mod manual;
 mod mcp;
 mod observe;
 mod on;
