@@ -88,6 +88,8 @@ fn build(root: &Path) {
 struct World {
     root: PathBuf,
     random: fastrand::Rng,
+    /// The paths that the policy names in the tree.
+    named: Vec<PathBuf>,
 }
 
 impl World {
@@ -141,8 +143,14 @@ impl World {
     fn script(&mut self) -> String {
         let (one, other) = (self.path(), self.path());
         let (one, other) = (one.display(), other.display());
-        match self.random.u8(..9) {
+        match self.random.u8(..10) {
             0 | 1 => format!("cat {one} {other}"),
+            // A link in place of what the policy names.
+            9 => {
+                let directory = DIRECTORIES[self.random.usize(..DIRECTORIES.len())];
+                let named = self.named[self.random.usize(..self.named.len())].display();
+                format!("rm -rf {named}; ln -s {}/{directory} {named}", self.root.display())
+            }
             2 | 3 => format!("echo changed >> {one}"),
             4 => format!("rm -rf {one}"),
             5 => format!("mkdir -p {one}/deep && echo new > {one}/deep/file"),
@@ -196,6 +204,15 @@ impl World {
             lists[kind].push(path.clone());
             model.push((path, [Access::Deny, Access::Read, Access::Write][kind]));
         }
+        // A path that does not exist yet, below one that can be written.
+        let around = self.root.join(DIRECTORIES[self.random.usize(..DIRECTORIES.len())]);
+        let (kind, below) = (self.random.usize(..3), around.join("new"));
+        lists[2].push(around.clone());
+        lists[kind].push(below.clone());
+        model.push((around, Access::Write));
+        model.push((below, [Access::Deny, Access::Read, Access::Write][kind]));
+        let in_tree = model.iter().filter(|(path, _)| path.starts_with(&self.root));
+        self.named = in_tree.map(|(path, _)| path.clone()).collect();
         let [deny, read, write] = lists.map(|paths| json!(paths).to_string());
         (format!("deny = {deny}\nread = {read}\nwrite = {write}\n"), Model(model))
     }
@@ -210,13 +227,21 @@ async fn no_request_exceeds_the_operators_policy() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap().join("tree");
         build(&root);
-        let mut world = World { root: root.clone(), random: fastrand::Rng::with_seed(seed) };
+        let random = fastrand::Rng::with_seed(seed);
+        let mut world = World { root: root.clone(), random, named: Vec::new() };
         let (text, model) = world.policy();
         let file = directory.path().join("policy.toml");
         std::fs::write(&file, &text).unwrap();
-        let server = Running::start(&["--policy", file.to_str().unwrap()]);
+        let arguments = ["--policy", file.to_str().unwrap()];
+        let mut server = Running::start(&arguments);
         let mut client = server.client().await;
         for step in 0..30 {
+            // A server that starts anew knows nothing of what processes could write.
+            if world.random.u8(..10) == 0 {
+                drop((client, server));
+                server = Running::start(&arguments);
+                client = server.client().await;
+            }
             let before = snapshot(&root);
             // A file that was denied all the time says something that no answer may contain.
             let denied = before.iter().filter(|(path, _)| model.access(path) == Access::Deny);
