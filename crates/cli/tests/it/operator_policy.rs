@@ -45,7 +45,9 @@ fn snapshot(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
-        for entry in std::fs::read_dir(directory).unwrap().flatten() {
+        let entries = std::fs::read_dir(&directory);
+        let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        for entry in entries.flatten() {
             let path = entry.path();
             let metadata = path.symlink_metadata().unwrap();
             if metadata.is_dir() && metadata.mode() & 0o1000 != 0 && is_empty(&path) {
@@ -56,7 +58,10 @@ fn snapshot(directory: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
             } else if metadata.is_file() {
                 std::fs::read(&path).unwrap()
             } else {
-                directories.push(path.clone());
+                // `cp -r` copies what hides a denied file as what it is: neither a file nor a directory.
+                if metadata.is_dir() {
+                    directories.push(path.clone());
+                }
                 Vec::new()
             };
             found.insert(path, (metadata.mode(), content));
