@@ -115,6 +115,8 @@ export class QuotaExceededError extends FileError {}
 export class RefusedError extends FileError {}
 export class PreservedError extends FileError {}
 
+/** The server takes no new sessions, because it is being stopped. */
+export class DrainingError extends CodexError {}
 export class LimitReachedError extends CodexError {}
 export class CancelledError extends CodexError {}
 export class HttpFailedError extends CodexError {}
@@ -172,6 +174,7 @@ export const ERROR_CLASSES = {
   tooLarge: TooLargeError,
   diskFull: DiskFullError,
   quotaExceeded: QuotaExceededError,
+  draining: DrainingError,
   limitReached: LimitReachedError,
   refused: RefusedError,
   preserved: PreservedError,

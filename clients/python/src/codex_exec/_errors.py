@@ -309,6 +309,12 @@ class PreservedError(FileError):
     kind = "preserved"
 
 
+class DrainingError(ServerError):
+    """The server takes no new sessions, because it is being stopped."""
+
+    kind = "draining"
+
+
 class LimitReachedError(ServerError):
     """A limit of the session, the server or the system is reached."""
 
@@ -542,6 +548,7 @@ __all__ = [
     "DirectoryError",
     "DirectoryNotEmptyError",
     "DiskFullError",
+    "DrainingError",
     "EnvironmentNotFoundError",
     "EnvironmentOfflineError",
     "FileError",
