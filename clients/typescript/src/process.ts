@@ -34,7 +34,7 @@ export interface DetachOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** A process that was left behind: pass it to `Sandbox.attach`. Plain data, to be stored as JSON; whoever has it can take the session over. */
+/** A process that keeps running after its client has left. Plain data that can be stored as JSON; pass it to `Sandbox.attach`. A holder of this value with the same credentials can take the session over. */
 export interface DetachedProcess {
   url: string;
   sessionId: string;

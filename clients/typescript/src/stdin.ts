@@ -120,7 +120,7 @@ export class Stdin {
   /** Sends what is queued on one connection, until all is accepted or the connection ends. */
   async #serve(channel: Channel): Promise<void> {
     for (const write of this.#queue) write.sent = false;
-    // Until the first is accepted only one is in flight, so that none overtakes one that is told to wait.
+    // Until the first is accepted only one is in flight, so that none overtakes one that has to wait.
     let limit = 1;
     const inFlight: { write: Write; response: Promise<unknown> }[] = [];
     for (;;) {

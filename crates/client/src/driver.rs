@@ -308,7 +308,7 @@ impl Driver {
         self.shared.channel.send_replace(ChannelState::Down);
         self.initialize.resume_session_id = Some(id.clone());
         if let Some(attach) = &mut self.initialize.attach {
-            // Whoever came meanwhile stays.
+            // Clients that joined since then stay.
             attach.take = false;
         }
 

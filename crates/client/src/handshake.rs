@@ -66,7 +66,7 @@ async fn exchange(
             // Events of a resumed session; the client reads them again later.
             Ok(Incoming::Notification { .. }) => {}
             // A question of a resumed session, too early for this client. One with this request's own id is
-            // its echo: whoever answers is not a server.
+            // its echo: the peer is not a server.
             Ok(Incoming::Request { id, method, .. }) if id != own => {
                 let refused = encode::error(&id, &RpcError::method_not_found(&method));
                 connection.outbound().send(refused).await.map_err(ended)?;

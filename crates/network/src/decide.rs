@@ -174,7 +174,7 @@ impl Reason {
     }
 }
 
-/// A refusal: what the program is told.
+/// A refusal, as the program sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Why.
@@ -241,7 +241,7 @@ impl Finding {
         }
     }
 
-    /// What the audit is told of a refusal by the mode.
+    /// The audit record of a refusal by the mode.
     pub(crate) fn by_mode(refusal: &Refusal) -> Self {
         Self::refused(Scope::NonDomain, refusal)
     }
@@ -401,7 +401,7 @@ impl<'a> Decision<'a> {
         }
     }
 
-    /// What the audit is to be told, in order. Complete once a step is final.
+    /// What the audit is to record, in order. Complete once a step is final.
     pub fn into_findings(self) -> Vec<Finding> {
         self.findings
     }

@@ -88,7 +88,7 @@ impl Policy {
             .filter(|passed| !passed.is_allowed_by(&rules))
             .map(|passed| passed.cut.clone())
             .collect();
-        // Whoever is woken may leave the register, which takes the lock.
+        // A task that is woken may leave the register, which takes the lock.
         drop(state);
         for token in cut {
             token.cancel();

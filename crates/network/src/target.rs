@@ -85,7 +85,7 @@ impl Target {
     }
 }
 
-/// The port of an authority without user information, or the default. `None`: a port that is none.
+/// The port of an authority without user information, or the default. `None`: the port is invalid.
 pub(crate) fn port_of(authority: &str, default: u16) -> Option<u16> {
     let after_host = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
     match after_host.split_once(':') {

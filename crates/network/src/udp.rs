@@ -70,7 +70,7 @@ struct Relay {
     client: Client,
     near: UdpSocket,
     far: Far,
-    /// Where the client sends from: whoever spoke first.
+    /// Where the client sends from: the source of the first datagram.
     peer: Option<SocketAddr>,
     /// What was sent to, the newest last.
     targets: VecDeque<Target>,

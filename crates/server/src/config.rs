@@ -37,7 +37,7 @@ pub struct ServerConfig {
     pub metrics: bool,
     /// Where a server program serves the counters as Prometheus text, at `/metrics` (default: nowhere).
     pub metrics_address: Option<SocketAddr>,
-    /// Where a server program listens for its operator: a Unix socket (default: nowhere). Whoever may use it
+    /// Where a server program listens for its operator: a Unix socket (default: nowhere). Who may use it
     /// may stop the server.
     pub control_socket: Option<PathBuf>,
     /// Records the terminals of processes (default: none).

@@ -31,7 +31,7 @@ pub struct Listening {
     /// Listen beyond loopback although neither a token nor a client certificate is required. Default false: the
     /// server refuses to start.
     pub insecure_open: bool,
-    /// Who is told when the server is ready, and when it stops. Default no one.
+    /// Notified when the server is ready and when it stops (default: nothing).
     pub notifier: ServiceNotifier,
 }
 

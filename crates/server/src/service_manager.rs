@@ -1,4 +1,4 @@
-//! The service manager that started the server (systemd): the sockets that it passed, and what it is told.
+//! The service manager that started the server (systemd): the sockets that it passed, and the notifications that it gets.
 
 use std::ffi::OsString;
 use std::io;

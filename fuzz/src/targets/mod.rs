@@ -36,7 +36,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "recording", check: stored::recording },
 ];
 
-/// The kind of an outcome that is told by a type's variant and nothing inside it.
+/// The kind of an outcome: the variant of its type, without what the variant holds.
 fn kind_of(value: impl std::fmt::Debug) -> u64 {
     let text = format!("{value:?}");
     let name = text.split(['(', '{', ' ']).next().unwrap_or_default();

@@ -117,7 +117,7 @@ async fn soak(sizes: Sizes, seconds: u64) -> anyhow::Result<Findings> {
     Ok(Findings { sizes, seconds, samples, starts, keystrokes, connects, idle, drained })
 }
 
-/// Waits until nobody complains, and takes a sample.
+/// Waits until no check complains, and takes a sample.
 async fn settle(
     server: &Target,
     complaint: impl Fn(&Sample) -> Option<String>,

@@ -9,7 +9,7 @@ use crate::torture::machine;
 pub(crate) const DESCRIPTORS_SLACK: usize = 48;
 /// Memory that an allocator keeps of a load that is over, in bytes, besides half of the peak.
 pub(crate) const DRAINED_SLACK: u64 = 32 << 20;
-/// Growth of memory that is none: a twelfth, and in bytes.
+/// Growth of memory that does not count: a twelfth, and in bytes.
 const MEMORY_SHARE: u64 = 12;
 const MEMORY_SLACK: u64 = 4 << 20;
 

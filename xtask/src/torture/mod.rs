@@ -89,7 +89,7 @@ enum Fault {
     /// Nothing, but connections go silent without closing
     Silence,
     /// Processes stop for a while (SIGSTOP): the server, its warden, keepers and sandboxes, and a client. To
-    /// whoever is stopped, every clock jumps forward
+    /// a stopped process, every clock jumps forward
     Stop,
     /// Connections that begin and do not go on, at every step of the way in
     HalfOpen,

@@ -38,7 +38,7 @@ WATCH_QUEUE = 256
 
 @dataclass(frozen=True)
 class Stat:
-    """What a path is. Times are seconds since 1970, 0 if unknown; other members ``None`` if not told."""
+    """What a path is. Times are seconds since 1970, 0 if unknown; other members ``None`` if unknown."""
 
     path: str
     is_dir: bool

@@ -15,7 +15,7 @@ use super::{EnvironmentPlaces, HomeError, requirements};
 /// What all layers of an answer may hold together, in bytes of TOML.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// The configuration cannot be told.
+/// The configuration cannot be read or returned.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Nothing was asked for.

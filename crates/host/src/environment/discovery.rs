@@ -30,7 +30,7 @@ const WALK: FsWalkOptions = FsWalkOptions {
     prune_hidden_directories: false,
 };
 
-/// Searches a root. What fails is told in the answer.
+/// Searches a root. The answer lists what failed.
 pub async fn discover_root(reader: &Reader, id: String, path: PathUri) -> DiscoveredRoot {
     let mut found = DiscoveredRoot::empty(id, path.clone());
     if let Err(error) = search(reader, &mut found).await {

@@ -14,7 +14,7 @@ use super::manifest::Described;
 use super::reader::Reader;
 use super::{EnvironmentPlaces, manifest, skill};
 
-/// All that is told of what could not be loaded.
+/// The one warning for everything that could not be loaded.
 const WARNING: &str = "some capability metadata could not be loaded; discovery may be incomplete";
 
 /// The most plugins that are returned.

@@ -14,7 +14,7 @@ pub(super) fn of_managed(document: &Document) -> Result<Table, DocumentError> {
     if let Some(reviewer) = table.get("approvals_reviewer") {
         let names = ["user", "auto_review"];
         let reviewer = one_of(document, "approvals_reviewer", reviewer, &names)?;
-        // Whoever may leave it to a model may decide by themselves.
+        // Where a model may review, the user may, too.
         let allowed = match reviewer {
             "user" => list(["user"]),
             other => list([other, "user"]),

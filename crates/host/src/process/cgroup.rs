@@ -13,7 +13,7 @@
 //! parent is then the first process of that namespace. A control group has no such exception. Programs
 //! without limits cost nothing: the warden enters its group, and all that it starts is born there.
 //!
-//! Delegated means that whoever manages the groups gave this one away: it carries systemd's mark
+//! Delegated means that the manager of the groups gave this one away: it carries systemd's mark
 //! (`Delegate=yes`), or belongs to the user that runs the server. Any other group is left alone, although
 //! root could write to it.
 

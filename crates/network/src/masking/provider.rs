@@ -49,7 +49,7 @@ pub enum Auth {
 /// Why a provider is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
-    /// No variable, or a name that is none.
+    /// No variable, or an invalid name.
     #[error("`env` needs plain names of variables")]
     Env,
     /// No pattern, or one that is no regular expression or too large.

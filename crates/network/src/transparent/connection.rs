@@ -100,7 +100,7 @@ pub(super) async fn serve(mut opening: Opening, client: Client) {
     run(&check.shared, &endpoint, relayed).await;
 }
 
-/// What the program is told when its target cannot be reached. `None`: the connection was refused.
+/// How the program learns that its target cannot be reached. `None`: the connection was refused.
 fn why_unreachable(kind: io::ErrorKind) -> Option<Unreachable> {
     match kind {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => None,

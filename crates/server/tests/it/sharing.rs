@@ -132,8 +132,8 @@ fn effective(sizes: &[((u16, u16), bool)], before: (u16, u16)) -> (u16, u16) {
     }
 }
 
-/// Clients come, type, resize, go and are thrown out, in memory and by websocket. Whoever stays has seen every
-/// byte, and the screen of whoever came late equals that of whoever came first.
+/// Clients come, type, resize, go and are thrown out, in memory and by websocket. A client that stays has seen every
+/// byte, and the screen of one that came late equals that of the first.
 #[tokio::test]
 async fn shared_terminals_match_the_model() {
     let seeds = match std::env::var("SHARING_SEED").ok().and_then(|seed| seed.parse().ok()) {

@@ -185,7 +185,7 @@ impl Drop for BlockedSignals {
 /// Body of the keeper.
 extern "C" fn keeper(state: *mut c_void) -> c_int {
     let state = state.cast::<KeeperState>();
-    // Whoever stops a keeper (see `descendants`) may be killed before resuming it. That is its parent,
+    // The process that stops a keeper (see `descendants`) may be killed before resuming it. That is its parent,
     // or a process that dies before its parent does; so the parent's death resumes it.
     let awake = [libc::PR_SET_PDEATHSIG as usize, libc::SIGCONT as usize];
     // SAFETY: takes a number; the state is ours, and the flag is shared by design.
