@@ -134,10 +134,12 @@ impl Stdin {
                 Ok(ready) => ready,
                 Err(error) => break Err(error),
             };
+            // Asked before the write: one that would block empties the guard.
+            let is_closed = ready.ready().is_write_closed();
             match ready.try_io(|fd| Ok(rustix::io::write(fd, &bytes[..])?)) {
                 Ok(written) => break written,
                 // A terminal that no process has open takes some bytes, then none, and stays "ready".
-                Err(_) if ready.ready().is_write_closed() => {
+                Err(_) if is_closed => {
                     break Err(io::ErrorKind::BrokenPipe.into());
                 }
                 Err(_) => {}
@@ -205,6 +207,8 @@ impl Accepted {
 
 #[cfg(test)]
 mod tests {
+    use rustix::termios::OptionalActions;
+
     use super::*;
     use crate::process::pty;
     use crate::process::readiness::register;
@@ -229,11 +233,15 @@ mod tests {
         answer.try_recv().ok()
     }
 
-    /// The kernel buffers some input of a terminal that nothing reads any more, and then takes no more.
+    /// The kernel buffers some input of a raw terminal that nothing reads any more, and then takes no more. (In
+    /// canonical mode it may discard all of it instead.)
     #[tokio::test]
     async fn a_terminal_that_no_process_has_open_ends_input() {
         let size = codex_exec_server_protocol::process::TerminalSize { rows: 24, cols: 80 };
         let pty::Pty { master, terminal } = pty::open(size).unwrap();
+        let mut modes = rustix::termios::tcgetattr(&terminal).unwrap();
+        modes.make_raw();
+        rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &modes).unwrap();
         let mut stdin = Stdin::new(Some(register(Arc::new(master)).unwrap()), 1 << 20);
         drop(terminal);
         let large = "x".repeat(1 << 19);
