@@ -40,6 +40,9 @@
 //! All are on by default. `server` and `client` are the two sides; `remote` adds remote mode to them: the
 //! registry, sign-in and the encrypted relay. Without `remote`, neither Noise nor OAuth is compiled.
 
+// The examples of the guide are tests, too.
+#![cfg_attr(doctest, doc = include_str!("../../../docs/guides/embedding.md"))]
+
 // The server.
 #[cfg(feature = "server")]
 pub use codex_exec_serving::{
@@ -49,8 +52,9 @@ pub use codex_exec_serving::{
     InheritedSocket, KeepAlive, Lifeline, LimitConfig, ListenUrl, ListenerTlsError, Listening,
     NEVER_INHERITED, NEVER_PASSED_ON, OperatorPolicy, OutboundConfig, OwnFiles, PolicyFileError,
     ProcessConfig, Quota, RecordConfig, Recorder, RunError, Server, ServerConfig, ServerStatus,
-    ServiceNotifier, SessionCounts, SignedBearer, StatusLimits, TlsError, TlsFiles, WebSocketAuth,
-    WebSocketListener, main_if_reentered, run, run_main, shutdown_signal,
+    ServiceNotifier, SessionCounts, SignedBearer, SpanConfig, SpanEndpointError, StatusLimits,
+    TlsError, TlsFiles, WebSocketAuth, WebSocketListener, main_if_reentered, run, run_main,
+    shutdown_signal,
 };
 
 // Its remote mode.
@@ -120,8 +124,3 @@ pub use codex_exec_server_protocol::session::{
     SessionDetachedNotification, SessionInfo, SessionListParams, SessionListResponse,
 };
 pub use codex_exec_server_protocol::{ErrorKind, PathUri, RpcError};
-
-/// The guide, whose examples are tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/guides/embedding.md")]
-struct EmbeddingGuide;
