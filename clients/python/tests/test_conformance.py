@@ -277,8 +277,9 @@ def test_search_glob_and_watch_work_or_are_clear_errors(address: str, tmp_path: 
 
 def test_terminals_signals_and_resizing(address: str) -> None:
     with Sandbox.connect(address) as sandbox:
-        process = sandbox.start("stty size; read line; stty size; trap 'echo caught; exit 7' INT; echo ready; "
-                                "while :; do sleep 0.1; done", pty=True)
+        process = sandbox.start("stty size; read line; stty size; trap 'echo caught; exit 7' INT; "
+                                "sleep 600 >/dev/null 2>&1 & echo ready; "
+                                "while :; do wait; done", pty=True)
         seen = ""
         if sandbox.has("processResize"):
             process.resize(50, 132)

@@ -97,7 +97,7 @@ for (const { name, bin, ours } of servers) {
     } else {
       await assert.rejects(sandbox.start(["sh"], { pty: { rows: 1, cols: 1 } }), api.UnsupportedError);
     }
-    const trap = await sandbox.start("trap 'echo caught; exit 9' INT; echo set; while :; do sleep 0.05; done");
+    const trap = await sandbox.start("trap 'echo caught; exit 9' INT; sleep 600 >/dev/null 2>&1 & echo set; while :; do wait; done");
     for await (const event of trap) if (event.type === "output" && String(Buffer.from(event.data)).includes("set")) await trap.signal("interrupt");
     assert.equal(trap.exit.exitCode, 9);
     const sleeper = await sandbox.start(["sleep", "100"]);

@@ -234,7 +234,7 @@ fn exit_codes_and_streams_are_forwarded() {
 fn signals_reach_the_command() {
     let here = outside();
     for signal in [Signal::TERM, Signal::INT, Signal::USR1] {
-        let script = "trap 'exit 5' TERM INT USR1; echo ready; while :; do sleep 0.01; done";
+        let script = "trap 'exit 5' TERM INT USR1; sleep 600 >/dev/null 2>&1 & echo ready; while :; do wait; done";
         let mut child = sh(here.path(), &[], script).stdout(Stdio::piped()).spawn().unwrap();
         read_until(child.stdout.as_mut().unwrap(), "ready");
         send(child.id(), signal);
@@ -286,8 +286,8 @@ async fn other_processes_of_the_job_cannot_be_signalled() {
 #[test]
 fn the_command_controls_the_terminal() {
     let here = outside();
-    let script = "trap 'echo interrupted; exit 9' INT; test -t 0 && test -t 1 && echo ready; \
-                  while :; do sleep 0.01; done";
+    let script = "trap 'echo interrupted; exit 9' INT; test -t 0 && test -t 1 || exit 3; \
+                  sleep 600 >/dev/null 2>&1 & echo ready; while :; do wait; done";
     let mut terminal = Terminal::start(&sh(here.path(), &[], script));
     terminal.shows("ready");
     terminal.type_in("\x03");

@@ -103,7 +103,7 @@ fn signals_are_forwarded() {
             (Signal::USR2, "USR2", 15),
         ] {
             let script = format!(
-                "trap 'echo told; exit {code}' {name}; echo ready; while :; do sleep 0.1; done"
+                "trap 'echo told; exit {code}' {name}; sleep 600 >/dev/null 2>&1 & echo ready; while :; do wait; done"
             );
             let mut child = codex("run")
                 .args(["-n", "--", "sh", "-c", &script])
