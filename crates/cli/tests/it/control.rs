@@ -168,7 +168,8 @@ async fn the_deadline_of_a_drain_ends_processes_as_a_stop_does() {
     let world = World::new();
     let server = world.server(&["--stop-grace", "30s"]);
     let mut client = short_session(&server).await;
-    let script = "trap 'echo ending; exit 0' TERM; sleep 600 >/dev/null 2>&1 & echo $$; while :; do wait; done";
+    let script = "trap 'echo ending; exit 0' TERM; sleep 600 >/dev/null 2>&1 & echo $$; \
+                  while :; do wait; done";
     client.start("p", script).await;
     let pid = numbers(&client.lines("p", 1).await)[0];
     // The last deadline counts.

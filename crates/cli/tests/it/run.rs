@@ -103,7 +103,8 @@ fn signals_are_forwarded() {
             (Signal::USR2, "USR2", 15),
         ] {
             let script = format!(
-                "trap 'echo told; exit {code}' {name}; sleep 600 >/dev/null 2>&1 & echo ready; while :; do wait; done"
+                "trap 'echo told; exit {code}' {name}; sleep 600 >/dev/null 2>&1 & echo ready; \
+                 while :; do wait; done"
             );
             let mut child = codex("run")
                 .args(["-n", "--", "sh", "-c", &script])

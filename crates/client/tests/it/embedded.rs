@@ -81,7 +81,8 @@ async fn stdout_and_stderr_are_separate_and_a_dropped_one_is_discarded() {
 #[tokio::test]
 async fn a_terminal_is_resized_and_signalled() {
     let (_server, client) = embedded().await;
-    let script = "trap 'stty size; exit 9' WINCH; sleep 600 >/dev/null 2>&1 & stty size; while :; do wait; done";
+    let script = "trap 'stty size; exit 9' WINCH; sleep 600 >/dev/null 2>&1 & stty size; \
+                  while :; do wait; done";
     let mut process = client.spawn(ExecCommand::shell(script).size(10, 20)).await.unwrap();
     let mut stdout = process.take_stdout().unwrap();
     let mut first = [0; 7];

@@ -127,7 +127,8 @@ fn process_group_can_be_signalled() {
         (libc::SIGQUIT, "exit 51"),
     ] {
         let script = format!(
-            "trap '{ending}' {signal}; sleep 600 >/dev/null 2>&1 & echo ready; while :; do wait; done"
+            "trap '{ending}' {signal}; sleep 600 >/dev/null 2>&1 & echo ready; \
+             while :; do wait; done"
         );
         let (mut child, failure, _) = start(&sandbox, &world, &["sh", "-c", &script], |_| {});
         assert_eq!(failure, None);
@@ -674,7 +675,7 @@ fn terminals_work() {
     let world = World::new(User::Own);
     let (master, slave) = terminal();
     let script = "trap 'stty size' WINCH; test -t 0 && test -t 1 && echo isatty; \
-                  echo through > /dev/tty; stty size; tty; sleep 600 >/dev/null 2>&1 & while :; do wait; done";
+                  echo through > /dev/tty; stty size; tty; sleep 600 & while :; do wait; done";
     let (mut child, failure, _) =
         start(&sandbox, &world, &["sh", "-c", script], |command| on_terminal(command, &slave));
     assert_eq!(failure, None);
