@@ -63,14 +63,21 @@ pub(crate) fn sandboxes(server: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a keeper waits for a program.
-pub(crate) fn waits(keeper: u32) -> bool {
-    children(keeper).is_empty()
-}
+/// The most keepers that wait for a program.
+const MAX_WAITING: usize = 2;
 
-/// Whether a keeper has only sandboxes below it, no plain program.
-pub(crate) fn has_only_sandboxes(keeper: u32) -> bool {
-    children(keeper).into_iter().all(is_sandbox)
+/// What an idle server has besides one warden, its spares, and keepers that wait for a program. Sandboxed
+/// helpers may be left, at most this many.
+pub(crate) fn unsettled(server: u32, helpers: usize) -> Option<String> {
+    let (wardens, mut keepers) = (wardens(server), keepers(server));
+    keepers.retain(|&keeper| !has_spare(keeper));
+    let kept = keepers.len();
+    keepers.retain(|&keeper| !children(keeper).is_empty());
+    let waiting = kept - keepers.len();
+    let sandboxed = keepers.iter().all(|&keeper| children(keeper).into_iter().all(is_sandbox));
+    let settled =
+        wardens.len() == 1 && waiting <= MAX_WAITING && sandboxed && keepers.len() <= helpers;
+    (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}, {waiting} that wait"))
 }
 
 fn is_sandbox(pid: u32) -> bool {

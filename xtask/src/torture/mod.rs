@@ -36,9 +36,6 @@ use files::Workspace;
 use rustix::process::Signal;
 use session::{Allowed, Treatment};
 
-/// The most keepers that wait for a program.
-const MAX_WAITING: usize = 2;
-
 /// The most keepers, or wardens one after the other, that a round kills.
 const MAX_KILLS: usize = 3;
 
@@ -322,23 +319,8 @@ async fn round(
     .await?;
     if lives {
         let pid = server.pid();
-        machine::wait_until_none(|| {
-            let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
-            keepers.retain(|&keeper| !machine::has_spare(keeper));
-            let kept = keepers.len();
-            keepers.retain(|&keeper| !machine::waits(keeper));
-            let waiting = kept - keepers.len();
-            // A helper stays for the next request of its policy.
-            let helpers =
-                keepers.iter().filter(|&&keeper| machine::has_only_sandboxes(keeper)).count();
-            let settled = wardens.len() == 1
-                && waiting <= MAX_WAITING
-                && helpers == keepers.len()
-                && helpers <= checked.len();
-            (!settled)
-                .then(|| format!("wardens {wardens:?}, keepers {keepers:?}, {waiting} that wait"))
-        })
-        .await?;
+        // A helper stays for the next request of its policy.
+        machine::wait_until_none(|| machine::unsettled(pid, checked.len())).await?;
         // Connections and processes hold descriptors only while they exist.
         machine::wait_until_none(|| {
             let open = machine::descriptors(pid);

@@ -147,13 +147,7 @@ async fn settles(confined: &Confined, token: &str) -> anyhow::Result<()> {
         (!left.is_empty()).then(|| format!("left behind: {left:?}"))
     })
     .await?;
-    machine::wait_until_none(|| {
-        let (wardens, mut keepers) = (machine::wardens(pid), machine::keepers(pid));
-        keepers.retain(|&keeper| !machine::has_spare(keeper));
-        let settled = wardens.len() == 1 && keepers.is_empty();
-        (!settled).then(|| format!("wardens {wardens:?}, keepers {keepers:?}"))
-    })
-    .await?;
+    machine::wait_until_none(|| machine::unsettled(pid, 0)).await?;
     machine::wait_until_none(|| {
         let open = machine::descriptors(pid);
         (open > 64).then(|| format!("{open} descriptors stay open"))
