@@ -1,11 +1,12 @@
-//! What an operator sees of a server: the flags for metrics, the control socket, the audit log and recordings.
+//! What an operator sees of a server: the flags for metrics, spans, the control socket, the audit log and
+//! recordings.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use codex_exec_server::{AuditConfig, AuditLog, RecordConfig, Recorder, ServerConfig};
+use codex_exec_server::{AuditConfig, AuditLog, RecordConfig, Recorder, ServerConfig, SpanConfig};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, Args)]
@@ -14,6 +15,11 @@ pub(crate) struct ObserveArgs {
     /// Serve counters as Prometheus text at http://IP:PORT/metrics; the address must be loopback
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
+
+    /// Export spans of requests that carry a sampled traceparent to this OpenTelemetry collector, by OTLP over
+    /// HTTP, for example http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
 
     /// Listen on this Unix socket for the operator: codex exec-server status, drain
     #[arg(long, value_name = "PATH")]
@@ -52,6 +58,11 @@ impl ObserveArgs {
                 );
             }
             config.metrics_address = Some(address);
+        }
+        if let Some(endpoint) = &self.otlp_endpoint {
+            let spans = SpanConfig::new(endpoint);
+            let invalid = || format!("invalid --otlp-endpoint {endpoint:?}");
+            config.spans = Some(spans.with_context(invalid)?);
         }
         config.control_socket = self.control.clone();
         if let Some(path) = &self.audit_log {

@@ -26,6 +26,7 @@ pub mod run_event;
 #[cfg(feature = "schema")]
 pub mod schema;
 pub mod session;
+mod trace_parent;
 
 pub use base64_bytes::Base64Bytes;
 pub use encode::Encode;
@@ -42,6 +43,7 @@ pub use permissions::{
     MissingPathBehavior, NetworkPolicy, PermissionProfile, RestrictedFileSystem, SandboxContext,
     SandboxOverride, SpecialPath,
 };
+pub use trace_parent::{TraceParent, TraceParentError};
 
 /// Parses the params of a request or notification; absent and `null` mean `{}`.
 pub fn parse_params<P: serde::de::DeserializeOwned>(

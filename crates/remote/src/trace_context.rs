@@ -1,5 +1,6 @@
 //! W3C trace context: passes the trace of this program on.
 
+use codex_exec_server_protocol::TraceParent;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -20,7 +21,9 @@ impl TraceContext {
     pub fn new(traceparent: Option<&str>, tracestate: Option<&str>) -> Self {
         let mut headers = HeaderMap::new();
         let value = |text: &str| HeaderValue::from_str(text.trim()).ok();
-        if let Some(parent) = traceparent.filter(|text| is_traceparent(text)).and_then(value) {
+        if let Some(parent) =
+            traceparent.filter(|text| text.parse::<TraceParent>().is_ok()).and_then(value)
+        {
             headers.insert(TRACEPARENT, parent);
             let state = tracestate.filter(|text| !text.trim().is_empty() && text.len() <= 512);
             if let Some(state) = state.and_then(value) {
@@ -32,21 +35,6 @@ impl TraceContext {
 
     pub(crate) fn headers(&self) -> HeaderMap {
         self.0.clone()
-    }
-}
-
-/// `version-trace-parent-flags`, in lower-case hexadecimal, and neither id all zeros.
-fn is_traceparent(text: &str) -> bool {
-    let parts: Vec<&str> = text.trim().split('-').collect();
-    let hex = |part: &str, len| {
-        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let id = |part: &str, len| hex(part, len) && part.bytes().any(|b| b != b'0');
-    match parts[..] {
-        [version, trace, parent, flags] => {
-            hex(version, 2) && version != "ff" && id(trace, 32) && id(parent, 16) && hex(flags, 2)
-        }
-        _ => false,
     }
 }
 

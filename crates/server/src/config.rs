@@ -17,6 +17,7 @@ use crate::entry::EntryConfig;
 use crate::limits::LimitConfig;
 use crate::policy::OperatorPolicy;
 use crate::recording::Recorder;
+use crate::spans::SpanConfig;
 
 /// Limits and timeouts of a server.
 #[derive(Debug, Clone)]
@@ -40,6 +41,8 @@ pub struct ServerConfig {
     /// Where a server program listens for its operator: a Unix socket (default: nowhere). Who may use it
     /// may stop the server.
     pub control_socket: Option<PathBuf>,
+    /// Where to export spans of requests whose `traceparent` is sampled (default: nowhere).
+    pub spans: Option<SpanConfig>,
     /// Records the terminals of processes (default: none).
     pub recorder: Option<Recorder>,
     /// Limits of filesystem requests.
@@ -149,6 +152,7 @@ impl Default for ServerConfig {
             audit: None,
             metrics: false,
             metrics_address: None,
+            spans: None,
             control_socket: None,
             recorder: None,
             files: Arc::default(),

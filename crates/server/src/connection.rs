@@ -43,6 +43,7 @@ use crate::metrics::Metrics;
 use crate::response_memory::ResponseMemory;
 use crate::server::Server;
 use crate::session::{Holder, Part, Session};
+use crate::spans::Span;
 
 #[cfg(test)]
 mod panics;
@@ -71,6 +72,8 @@ pub(crate) struct Request {
     responded: bool,
     /// Its record in the audit log, written when this is dropped.
     audit: Option<Box<audit::Entry>>,
+    /// Its span, exported when this is dropped.
+    span: Option<Box<Span>>,
     metrics: Option<Arc<Metrics>>,
     /// Memory of a large response, held until the response is written.
     memory: Option<Reservation>,
@@ -136,10 +139,13 @@ impl Request {
         self.audit.as_ref().map(|audit| audit.caller())
     }
 
-    /// Notes the outcome for the audit log.
+    /// Notes the outcome for the audit log and the span.
     fn record(&mut self, error: Option<&RpcError>) {
         if let Some(audit) = &mut self.audit {
             audit.respond(error);
+        }
+        if let Some(span) = &mut self.span {
+            span.respond(error);
         }
     }
 
@@ -413,6 +419,9 @@ impl ConnectionState {
                 if let Some(metrics) = self.server.metrics() {
                     metrics.received(message.len());
                 }
+                if let Some(spans) = self.server.spans() {
+                    request.span = spans.begin(trace.as_ref(), &method);
+                }
                 if let Some(log) = self.server.audit() {
                     request.audit = log.entry(&self.caller, &method, params, message.len());
                     if let Some(refusal) = log.refusal() {
@@ -475,6 +484,7 @@ impl ConnectionState {
             outbound: self.outbound.clone(),
             responded: false,
             audit: None,
+            span: None,
             metrics: self.server.metrics().cloned(),
             memory: None,
             _permits: permits,

@@ -43,6 +43,7 @@ mod session;
 mod shell_snapshots;
 mod sink;
 mod socket_file;
+mod spans;
 #[cfg(test)]
 mod takeover_tests;
 mod tls;
@@ -69,6 +70,7 @@ pub use remote::{
 pub use run::{ExecServerRuntimePaths, Listening, RunError, run, run_main, shutdown_signal};
 pub use server::Server;
 pub use service_manager::{InheritedSocket, ServiceNotifier};
+pub use spans::{SpanConfig, SpanEndpointError};
 pub use tls::ListenerTlsError;
 
 // The types of the configuration's fields, and the connections that a server serves.

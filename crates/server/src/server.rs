@@ -30,6 +30,7 @@ use crate::managed_network::ManagedNetworks;
 use crate::metrics::{self, Metrics};
 use crate::sandbox::Confiner;
 use crate::session::Sessions;
+use crate::spans::SpanExporter;
 
 /// An execution server. Clones are handles to the same one.
 ///
@@ -67,6 +68,7 @@ struct Shared {
     response_budget: Budget,
     ledger: Ledger,
     metrics: Option<Arc<Metrics>>,
+    spans: Option<SpanExporter>,
     http_requests: Arc<Semaphore>,
     change_memory: Arc<ChangeMemory>,
     started_at: Instant,
@@ -101,6 +103,7 @@ impl Server {
         Ok(Self(Arc::new(Shared {
             sessions: Sessions::new(host.clone(), config.limits.session, metrics.clone()),
             metrics,
+            spans: config.spans.clone().map(SpanExporter::start),
             ledger: Ledger::new(Whose::Server, config.limits.server),
             environment_info: environment_info(&confiner),
             managed_networks: ManagedNetworks::new(&config),
@@ -189,7 +192,10 @@ impl Server {
         self.0.connections.wait().await;
         self.0.sessions.end_all().await;
         if let Some(audit) = self.audit().cloned() {
-            let _ = pool::blocking(move || audit.flush(AUDIT_FLUSH)).await;
+            let _ = pool::blocking(move || audit.flush(LAST_RECORDS)).await;
+        }
+        if let Some(spans) = self.spans() {
+            spans.flush(LAST_RECORDS).await;
         }
     }
 
@@ -268,6 +274,11 @@ impl Server {
         self.0.metrics.as_ref()
     }
 
+    /// Where spans go, if this server exports them.
+    pub(crate) fn spans(&self) -> Option<&SpanExporter> {
+        self.0.spans.as_ref()
+    }
+
     /// The audit log, if this server has one.
     pub(crate) fn audit(&self) -> Option<&AuditLog> {
         self.0.config.audit.as_ref()
@@ -309,8 +320,8 @@ fn uri(path: &std::path::Path) -> Option<PathUri> {
     PathUri::try_from(path).ok()
 }
 
-/// How long the last records of the audit log may take.
-const AUDIT_FLUSH: Duration = Duration::from_secs(2);
+/// How long the last records of the audit log, and the last spans, may take.
+const LAST_RECORDS: Duration = Duration::from_secs(2);
 
 /// Which implementation this is: the SHA-256 of `codex-exec-server`, on every machine.
 const PROVIDER_ID: &str = "sha256:ed292d180ca0ce74e31794bb49465770ae81386e5d56540936569321ba646b67";

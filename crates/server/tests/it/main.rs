@@ -23,6 +23,7 @@ mod sandbox;
 mod sessions;
 mod sharing;
 mod shell_snapshots;
+mod spans;
 mod stdin;
 mod support;
 mod terminals;
