@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::{
     AccessMode, FileSystemEntry, FileSystemPath, FileSystemPolicy, NetworkPolicy,
@@ -69,12 +69,23 @@ fn least(a: AccessMode, b: AccessMode) -> AccessMode {
 /// What both policies permit. Each gives one access to a path and all below it, up to its next entry; so the
 /// lesser access at the paths of both is the lesser one everywhere.
 pub(super) fn intersect(mut request: ResolvedPolicy, most: ResolvedPolicy) -> ResolvedPolicy {
-    let both =
-        |path: &std::path::Path| least(request.access.access(path), most.access.access(path));
+    // A device that only one of the two names is one that the other one has anyway.
+    let access = |policy: &ResolvedPolicy, path: &Path| match policy.has_device(path) {
+        true => policy.access.named(path).unwrap_or(AccessMode::Write),
+        false => policy.access.access(path),
+    };
+    let both = |path: &Path| least(access(&request, path), access(&most, path));
     let paths = request.access.iter().chain(most.access.iter());
     let access: Vec<_> = paths.map(|(path, _)| (path.to_owned(), both(path))).collect();
     let regions = request.regions.iter().chain(&most.regions);
+    // Nor is a `/dev` that only one of the two names denied: both together have the sandbox's own.
+    let is_named = |(path, region): &&(PathBuf, Region)| {
+        path != Path::new("/dev")
+            || region.access == AccessMode::Deny
+            || both(path) != AccessMode::Deny
+    };
     let regions: BTreeMap<PathBuf, Region> = regions
+        .filter(is_named)
         .map(|(path, region)| (path.clone(), Region { access: both(path), ..*region }))
         .collect();
     for (path, access) in access {

@@ -59,6 +59,10 @@ pub struct ProtectedName {
     pub access: AccessMode,
 }
 
+/// Devices that every program may expect.
+pub(crate) const DEVICES: [&str; 6] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+
 /// A policy with all paths resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedPolicy {
@@ -689,6 +693,12 @@ impl ResolvedPolicy {
         policy.pinned_directories.retain(|directory| parent(directory).is_some_and(is_writable));
         policy.missing_roots.clear();
         policy
+    }
+
+    /// Whether this is one of the devices that every sandbox has. An entry for exactly the device can deny it.
+    pub(crate) fn has_device(&self, path: &Path) -> bool {
+        DEVICES.iter().any(|device| path == Path::new(device))
+            && self.access.named(path) != Some(AccessMode::Deny)
     }
 
     /// The file at a region, or at a directory above one.

@@ -18,7 +18,7 @@ use crate::Limits;
 use crate::capabilities::Capabilities;
 use crate::decide::facts::{Facts, NodeKind};
 use crate::decide::paths::{ancestors, is_within, order, parent};
-use crate::decide::policy::{Region, Resolved, ResolvedPolicy};
+use crate::decide::policy::{DEVICES, Region, Resolved, ResolvedPolicy};
 
 /// Why a policy cannot be enforced on this machine. Nothing has run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,9 +44,6 @@ pub enum PlanError {
 
 /// Where devices are.
 const DEV: &str = "/dev";
-
-/// Devices that every program may expect.
-const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Links that every program may expect in `/dev`.
 const DEVICE_LINKS: [(&str, &str); 5] = [
@@ -373,13 +370,12 @@ impl<'a> Building<'a> {
         self.dev = Some(skeleton);
         self.mounted.insert(OsStr::new(DEV));
         self.dev_file_system = facts.lookup(dev).ok().map(|node| node.identity.device);
-        for name in DEVICES {
-            let path = dev.join(name);
-            if policy.access.named(&path) == Some(AccessMode::Deny) {
+        for path in DEVICES.map(PathBuf::from) {
+            if !policy.has_device(&path) {
                 continue;
             }
             if let Ok(node) = facts.lookup(&path) {
-                self.mount_point(skeleton, Path::new(name), false);
+                self.mount_point(skeleton, path.strip_prefix(dev).unwrap_or(&path), false);
                 self.operations.push(Operation::Bind {
                     path: path.clone(),
                     identity: node.identity,
@@ -505,7 +501,7 @@ fn rules(policy: &ResolvedPolicy) -> Vec<Rule> {
     rules.push(Rule { path: "/proc".into(), grant: Grant::Read });
     // A device can be written to on a read-only mount, so grant writing only to these.
     rules.push(Rule { path: DEV.into(), grant: Grant::Read });
-    let devices = DEVICES.iter().map(|name| Path::new(DEV).join(name));
+    let devices = DEVICES.map(PathBuf::from).into_iter();
     rules.extend(devices.map(|path| Rule { path, grant: Grant::Device }));
     rules.push(Rule { path: "/dev/pts".into(), grant: Grant::Device });
     if shared_memory {

@@ -12,11 +12,7 @@ use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
 use crate::decide::facts::Facts;
 use crate::decide::paths::is_within;
-use crate::decide::policy::{Resolved, ResolvedPolicy};
-
-/// Devices that almost every program needs.
-const DEVICES: [&str; 6] =
-    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+use crate::decide::policy::{DEVICES, Resolved, ResolvedPolicy};
 
 /// Trees that control the kernel. With namespaces a sandbox has its own, or cannot write there.
 const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -68,9 +64,9 @@ pub(super) fn convert(
         rules.retain(|rule| {
             rule.path != Path::new("/dev") && policy.access.named(&rule.path).is_some()
         });
-        for device in DEVICES {
-            if facts.lookup(Path::new(device)).is_ok() {
-                rules.push(Rule { path: device.into(), grant: Grant::Device });
+        for path in DEVICES.map(PathBuf::from) {
+            if policy.has_device(&path) && facts.lookup(&path).is_ok() {
+                rules.push(Rule { path, grant: Grant::Device });
             }
         }
     }

@@ -318,9 +318,14 @@ fn each_path_is_looked_up_once() {
 }
 
 fn planner(capabilities: Capabilities) -> Sandbox {
+    planner_below(None, capabilities)
+}
+
+fn planner_below(ceiling: Option<SandboxContext>, capabilities: Capabilities) -> Sandbox {
     Sandbox::new({
         let mut config = Config::new("/codex");
         config.capabilities = Some(capabilities);
+        config.ceiling = ceiling;
         config
     })
     .unwrap()
@@ -341,8 +346,11 @@ fn able() -> Capabilities {
 
 /// The steps as one word and a path each.
 fn steps(tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
-    let planned =
-        planner(able()).plan_with(context, Surroundings::default(), tree).unwrap().unwrap();
+    steps_of(&planner(able()), tree, context)
+}
+
+fn steps_of(planner: &Sandbox, tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
+    let planned = planner.plan_with(context, Surroundings::default(), tree).unwrap().unwrap();
     let planned_tree = &planned.enforcement().tree;
     let steps = planned_tree.operations.iter().map(|operation| {
         let word = match operation {
@@ -359,6 +367,32 @@ fn steps(tree: &Tree, context: &SandboxContext) -> (Base, Vec<String>) {
         format!("{word} {}", operation.path(&planned_tree.placeholders).display())
     });
     (planned_tree.base, steps.collect())
+}
+
+/// A device that a policy names is no less there than one that it leaves out, under a ceiling as without one.
+#[test]
+fn a_sandbox_has_the_usual_devices_unless_an_entry_denies_them() {
+    let tree = Tree::new([("/dev/null", Entry::File("")), ("/w/.git", Entry::Directory)]);
+    let accesses = [None, Some(AccessMode::Read), Some(AccessMode::Write), Some(AccessMode::Deny)];
+    let naming = |access: Option<AccessMode>, above: Option<AccessMode>| {
+        let device = access.map(|access| path_entry("/dev/null", access));
+        let around = above.map(|access| path_entry("/dev", access));
+        context([root(AccessMode::Read)].into_iter().chain(around).chain(device).collect())
+    };
+    for asked in accesses {
+        for above in [None, Some(AccessMode::Read)] {
+            let alone = steps(&tree, &naming(asked, above)).1;
+            let is_there = alone.contains(&"write /dev/null".to_owned());
+            assert_eq!(is_there, asked != Some(AccessMode::Deny), "{asked:?} {alone:?}");
+            for most in accesses {
+                let planner = planner_below(Some(naming(most, None)), able());
+                let both = steps_of(&planner, &tree, &naming(asked, above)).1;
+                let is_there = both.contains(&"write /dev/null".to_owned());
+                let denied = [asked, most].contains(&Some(AccessMode::Deny));
+                assert_eq!(is_there, !denied, "{asked:?} below {most:?}: {both:?}");
+            }
+        }
+    }
 }
 
 #[test]
