@@ -19,14 +19,14 @@ pub(crate) struct Sample {
     /// Resident memory of the server alone, in bytes.
     pub memory: u64,
     pub descriptors: usize,
-    /// Keepers without those of spares: one for each process.
+    /// Keepers with a program below them that is no spare.
     pub keepers: usize,
 }
 
 impl Sample {
     pub(crate) fn take(server: &Target) -> anyhow::Result<Self> {
         let mut keepers = machine::keepers(server.pid());
-        keepers.retain(|&keeper| !machine::has_spare(keeper));
+        keepers.retain(|&keeper| machine::has_program(keeper));
         Ok(Self {
             memory: server.resident()?,
             descriptors: machine::descriptors(server.pid()),

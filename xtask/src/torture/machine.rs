@@ -70,10 +70,8 @@ const MAX_WAITING: usize = 2;
 /// helpers may be left, at most this many.
 pub(crate) fn unsettled(server: u32, helpers: usize) -> Option<String> {
     let (wardens, mut keepers) = (wardens(server), keepers(server));
-    keepers.retain(|&keeper| !has_spare(keeper));
-    let kept = keepers.len();
-    keepers.retain(|&keeper| !children(keeper).is_empty());
-    let waiting = kept - keepers.len();
+    let waiting = keepers.iter().filter(|&&keeper| children(keeper).is_empty()).count();
+    keepers.retain(|&keeper| has_program(keeper));
     let sandboxed = keepers.iter().all(|&keeper| children(keeper).into_iter().all(is_sandbox));
     let settled =
         wardens.len() == 1 && waiting <= MAX_WAITING && sandboxed && keepers.len() <= helpers;
@@ -85,12 +83,16 @@ fn is_sandbox(pid: u32) -> bool {
     String::from_utf8_lossy(&line).contains("\0__linux-sandbox\0")
 }
 
-/// Whether a keeper has a spare below it, which belongs to no client.
-pub(crate) fn has_spare(keeper: u32) -> bool {
-    children(keeper).into_iter().any(|pid| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).ends_with("__linux-sandbox\0wait\0")
-    })
+/// Whether a keeper has something below it that belongs to a client: it does not wait for a program, and has no
+/// spare.
+pub(crate) fn has_program(keeper: u32) -> bool {
+    let children = children(keeper);
+    !children.is_empty() && !children.into_iter().any(is_spare)
+}
+
+fn is_spare(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).ends_with("__linux-sandbox\0wait\0")
 }
 
 pub(crate) fn kill(pid: u32) {
