@@ -309,7 +309,10 @@ async fn launch(
     let (mut listed, mut state) = (None, None);
     if let Some(replay) = replay {
         listed = Some(std::mem::replace(&mut params.argv, replay.argv));
-        environment = replay.environment;
+        environment = held(environment, replay.environment, params.sandbox.is_some());
+        if let Some(policy) = policy {
+            policy.hold_environment(&mut environment);
+        }
         state = Some(replay.state);
     }
     let mut launch = starter.prepare(params, environment, namespace, state, attempt).await?;
@@ -326,6 +329,19 @@ async fn launch(
     launch.until_gone = admission.map(UntilGone::new);
     Ok(launch)
 }
+
+/// The environment that a snapshot's profile leads to. In a sandbox, `TMPDIR` stays the request's: a policy may
+/// grant what it names, and an earlier command may have written the profile.
+fn held(asked: Environment, mut exported: Environment, is_sandboxed: bool) -> Environment {
+    if is_sandboxed {
+        exported.remove(OsStr::new(TMPDIR));
+        exported.extend(asked.into_iter().filter(|(name, _)| name == TMPDIR));
+    }
+    exported
+}
+
+/// The variable that decides what a sandbox grants.
+const TMPDIR: &str = "TMPDIR";
 
 /// Starts the recording of a terminal.
 async fn record(

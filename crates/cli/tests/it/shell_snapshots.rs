@@ -16,6 +16,51 @@ fn params(id: &str, script: &str, home: &std::path::Path, sandbox: &Value, tty: 
     params
 }
 
+/// A profile that an earlier command wrote: what it exports decides neither what the next sandbox grants, nor what
+/// the operator lets a program start with.
+#[tokio::test]
+async fn a_profile_widens_no_policy() {
+    let world = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (home, outside) = (world.path().join("home"), world.path().join("outside"));
+    for directory in [&home, &outside, &home.join(".git")] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    let operator = world.path().join("operator.toml");
+    let text = format!(
+        "write = [{home:?}, \"/dev/null\"]\nread = [\"/\"]\nenv = [\"HOME\", \"PATH\", \"TMPDIR\"]\n"
+    );
+    std::fs::write(&operator, text).unwrap();
+    let sandbox = json!({"permissions": "workspace-write", "cwd": home, "workspaceRoots": [home]});
+    let script = "touch \"$TARGET/new\" 2>/dev/null; touch new; echo ${TMPDIR-none} ${FROM-none}";
+    for (with_policy, tmpdir) in
+        [(false, None), (false, Some(world.path().join("own"))), (true, None)]
+    {
+        let server = match with_policy {
+            true => Running::start(&["--policy", operator.to_str().unwrap()]),
+            false => Running::start(&["--sandbox-assurance", "landlock"]),
+        };
+        let mut client = server.client().await;
+        for (n, target) in [&outside, &home.join(".git"), world.path()].into_iter().enumerate() {
+            let profile = format!("export TMPDIR={} FROM=profile\n", target.display());
+            std::fs::write(home.join(".bash_profile"), profile).unwrap();
+            let id = format!("p{n}");
+            let script = script.replace("$TARGET", target.to_str().unwrap());
+            let mut asked = params(&id, &script, &home, &sandbox, false);
+            if let Some(tmpdir) = &tmpdir {
+                asked["env"]["TMPDIR"] = json!(tmpdir);
+            }
+            let answer = client.call("process/start", asked).await;
+            assert_eq!(answer["result"]["processId"], id, "{answer}");
+            let (output, _) = client.closed(&id).await;
+            let kept = tmpdir.as_ref().map_or("none".to_owned(), |it| it.display().to_string());
+            let from = if with_policy { "none" } else { "profile" };
+            assert_eq!(output, format!("{kept} {from}\n"));
+            assert!(!target.join("new").exists(), "{}", target.display());
+            std::fs::remove_file(home.join("new")).unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn sandboxed_shells_restore_their_snapshot() {
     let server = Running::start(&["--sandbox-assurance", "landlock"]);
