@@ -80,13 +80,19 @@ pub(crate) fn run(args: &McpArgs) -> anyhow::Result<ExitCode> {
     let guard = guard.transpose()?;
     block_on(async {
         let signals = Signals::listen()?;
-        let options = ConnectOptions { sandbox: !args.no_sandbox, ..ConnectOptions::default() };
+        let options = ConnectOptions {
+            sandbox: !args.no_sandbox,
+            own_files: args.http_token_file.iter().cloned().collect(),
+            ..ConnectOptions::default()
+        };
         let connected = args.on.connect(options).await?;
         let workspace = args.workspace(&connected)?;
         let result = tokio::select! {
             result = async {
                 match (args.http, guard) {
-                    (Some(address), Some(guard)) => serve_http(workspace, address, guard).await,
+                    (Some(address), Some(guard)) => {
+                        serve_http(workspace, address, guarded(guard, &connected)).await
+                    }
                     _ => {
                         let input = tokio::io::BufReader::new(tokio::io::stdin());
                         let session = Session::new(workspace);
@@ -100,6 +106,15 @@ pub(crate) fn run(args: &McpArgs) -> anyhow::Result<ExitCode> {
         // The server of this process ends its processes; those of another end with their session.
         connected.close().await;
         result
+    })
+}
+
+/// Keeps out the sandboxed commands of the server in this process.
+fn guarded(guard: HttpGuard, connected: &Connected) -> HttpGuard {
+    let Some(server) = connected.server().cloned() else { return guard };
+    guard.admitting(move |peer| {
+        let server = server.clone();
+        Box::pin(async move { server.admits(peer).await })
     })
 }
 

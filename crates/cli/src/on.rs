@@ -128,6 +128,8 @@ pub(crate) struct ConnectOptions {
     pub detach_ttl: Option<Duration>,
     /// How long to try to reconnect, instead of the client's default.
     pub patience: Option<Duration>,
+    /// Files of this program that no sandbox of the server in this process may open.
+    pub own_files: Vec<PathBuf>,
     /// Neither wait for a session that another connection holds, nor reconnect.
     pub fail_fast: bool,
     /// Whether the user named no session, and this is one of all that are saved.
@@ -253,7 +255,8 @@ impl OnArgs {
         let cwd = self.settings().and_then(|settings| settings.cwd.clone());
         let client = match self.place() {
             None => {
-                let server = embedded(self.token_file.as_deref(), options.sandbox)?;
+                let own = self.token_file.iter().chain(&options.own_files);
+                let server = embedded(own.map(PathBuf::as_path), options.sandbox)?;
                 let client =
                     ExecServerClient::connect_connection(server.connect(), connect).await?;
                 return Ok(Connected { client, cwd, server: Some(server) });
@@ -412,6 +415,11 @@ impl OnArgs {
 }
 
 impl Connected {
+    /// The server in this process.
+    pub(crate) fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
     /// Whether the server runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         self.server.is_some()
@@ -454,11 +462,11 @@ fn warn_in_clear(url: &str) {
     });
 }
 
-fn embedded(token_file: Option<&Path>, sandbox: bool) -> anyhow::Result<Server> {
+fn embedded<'a>(own: impl IntoIterator<Item = &'a Path>, sandbox: bool) -> anyhow::Result<Server> {
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let mut config = ServerConfig::default();
     config.sandbox_executable = sandbox.then(|| executable.clone());
-    config.own_files = own_files(token_file);
+    config.own_files = own_files(own);
     config.process.lifeline = Lifeline::Warden { executable };
     Server::new(config).context("cannot start the built-in server")
 }

@@ -96,9 +96,10 @@ impl HttpServer {
             let (server, timeout) = (self.clone(), config.head_timeout);
             tokio::spawn(async move {
                 let _permit = permit;
+                let is_admitted = server.shared.guard.admits(&stream).await;
                 let service = service_fn(|request| {
                     let server = server.clone();
-                    async move { Ok::<_, Infallible>(server.respond(request).await) }
+                    async move { Ok::<_, Infallible>(server.respond(request, is_admitted).await) }
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -143,8 +144,15 @@ impl HttpServer {
         }
     }
 
-    async fn respond(&self, request: Request<Body>) -> Reply {
-        match self.route(request).await {
+    async fn respond(&self, request: Request<Body>, is_admitted: bool) -> Reply {
+        let result = match is_admitted {
+            true => self.route(request).await,
+            false => Err(Refusal(
+                StatusCode::FORBIDDEN,
+                "processes in a sandbox of this server are refused".to_owned(),
+            )),
+        };
+        match result {
             Ok(reply) => reply,
             Err(Refusal(status, message)) => {
                 let error = message::error(&Value::Null, message::INVALID_REQUEST, &message);

@@ -2,19 +2,27 @@
 //!
 //! Invariant: a web page cannot. Its requests carry an `Origin`, which has to be on this machine, and a name
 //! that it points at this machine (DNS rebinding) is not the `Host` of a loopback listener. A listener that
-//! other machines reach requires a token.
+//! other machines reach requires a token. Nor can a command that a tool started in a sandbox, if the caller says
+//! which processes those are ([`HttpGuard::admitting`]).
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use subtle::ConstantTimeEq;
+use tokio::net::TcpStream;
 
-/// Checks every request before anything else is read of it.
+/// Whether the process at the other end of a connection may connect.
+type Admission = dyn Fn(&TcpStream) -> BoxFuture<'_, bool> + Send + Sync;
+
+/// Checks every connection, and every request before anything else is read of it.
 #[derive(Clone)]
 pub struct HttpGuard {
     token: Option<String>,
     is_loopback: bool,
+    admission: Option<Arc<Admission>>,
 }
 
 impl std::fmt::Debug for HttpGuard {
@@ -28,7 +36,25 @@ impl HttpGuard {
     pub fn new(address: SocketAddr, token: Option<String>) -> Option<Self> {
         let is_loopback = address.ip().is_loopback();
         let token = token.filter(|token| !token.is_empty());
-        (is_loopback || token.is_some()).then_some(Self { token, is_loopback })
+        (is_loopback || token.is_some()).then_some(Self { token, is_loopback, admission: None })
+    }
+
+    /// Asks this about each connection too, whatever token its requests have.
+    #[must_use]
+    pub fn admitting(
+        mut self,
+        admission: impl Fn(&TcpStream) -> BoxFuture<'_, bool> + Send + Sync + 'static,
+    ) -> Self {
+        self.admission = Some(Arc::new(admission));
+        self
+    }
+
+    /// Whether the peer may make requests.
+    pub(crate) async fn admits(&self, peer: &TcpStream) -> bool {
+        match &self.admission {
+            Some(admission) => admission(peer).await,
+            None => true,
+        }
     }
 
     /// Why a request is refused, if it is.

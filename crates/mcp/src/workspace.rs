@@ -42,6 +42,11 @@ impl Policy {
     pub(crate) fn may_fetch(&self) -> bool {
         self.fetch
     }
+
+    /// Whether a call may set this variable: not what a sandbox may grant the place of.
+    pub(crate) fn may_set(&self, variable: &str) -> bool {
+        self.sandbox.is_none() || variable != "TMPDIR"
+    }
 }
 
 impl fmt::Debug for Policy {

@@ -1,6 +1,7 @@
 //! The server itself: the state that all connections share, and its shutdown.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -197,6 +198,12 @@ impl Server {
         if let Some(spans) = self.spans() {
             spans.flush(LAST_RECORDS).await;
         }
+    }
+
+    /// Whether the peer of an accepted TCP connection may use another listener of this program: not if a
+    /// sandboxed process of this server holds the other end, or if the server cannot find out.
+    pub async fn admits(&self, socket: impl AsFd) -> bool {
+        self.host().peers().admit(socket).await.is_ok()
     }
 
     /// Resolves when the server begins to shut down.

@@ -35,7 +35,10 @@ impl Mcp {
     }
 
     fn in_workspace(root: &Path, policy: &Path) -> Self {
-        Self::start(codex().arg("mcp").arg("--cwd").arg(root).arg("--sandbox").arg(policy))
+        let mut command = codex();
+        // The policy grants the directory that it names.
+        command.env_remove("TMPDIR");
+        Self::start(command.arg("mcp").arg("--cwd").arg(root).arg("--sandbox").arg(policy))
     }
 
     fn send(&mut self, message: &Value) {
@@ -110,8 +113,7 @@ impl World {
         symlink(&outside, root.join("link")).unwrap();
         symlink(outside.join("a"), root.join("link-a")).unwrap();
         std::fs::write(root.join("inside"), "old\n").unwrap();
-        let text =
-            r#"{"type":"workspace-write","exclude_slash_tmp":true,"exclude_tmpdir_env_var":true}"#;
+        let text = r#"{"type":"workspace-write","exclude_slash_tmp":true}"#;
         std::fs::write(&policy, text).unwrap();
         Self { _directory: directory, root, outside, policy }
     }
@@ -155,8 +157,8 @@ fn some_path(random: &mut Rng, world: &World) -> String {
 }
 
 /// What a model might send to widen its policy.
-fn widening(random: &mut Rng) -> (&'static str, Value) {
-    match random.u32(..8) {
+fn widening(random: &mut Rng, world: &World) -> (&'static str, Value) {
+    match random.u32(..10) {
         0 => ("sandbox", json!({"type": "danger-full-access"})),
         1 => ("sandbox", json!("disabled")),
         2 => ("sandbox", Value::Null),
@@ -164,6 +166,8 @@ fn widening(random: &mut Rng) -> (&'static str, Value) {
         4 => ("sandbox_permissions", json!("require_escalated")),
         5 => ("with_escalated_permissions", json!(true)),
         6 => ("on", json!("stdio:sh")),
+        7 => ("env", json!({"TMPDIR": world.outside})),
+        8 => ("env", json!({"TMPDIR": world.root.parent(), "HOME": "/"})),
         _ => ("no_sandbox", json!(true)),
     }
 }
@@ -207,7 +211,7 @@ fn some_call(random: &mut Rng, world: &World) -> (&'static str, Value) {
         }
     };
     if random.u32(..4) == 0 {
-        let (member, value) = widening(random);
+        let (member, value) = widening(random, world);
         arguments[member] = value;
     }
     if random.u32(..8) == 0 {
@@ -304,10 +308,9 @@ fn malformed_messages_are_answered_and_survived() {
     mcp.end();
 }
 
-/// Sends one HTTP request and returns its status line.
-fn status(address: &str, headers: &str) -> String {
+/// Sends one HTTP request and returns the response.
+fn post(address: &str, headers: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    let body = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#;
     write!(
         stream,
         "POST /mcp HTTP/1.1\r\n{headers}Content-Type: application/json\r\nContent-Length: {}\r\n\
@@ -317,7 +320,60 @@ fn status(address: &str, headers: &str) -> String {
     .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    answer.lines().next().unwrap_or_default().to_owned()
+    answer
+}
+
+/// The status line of the response to `initialize`.
+fn status(address: &str, headers: &str) -> String {
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}"#;
+    post(address, headers, body).lines().next().unwrap_or_default().to_owned()
+}
+
+/// `codex mcp --http` with this token and policy, and the address that it prints.
+fn http_server(world: &World, token: &Path) -> (Child, String) {
+    let mut command = codex();
+    command.args(["mcp", "--http", "127.0.0.1:0", "--cwd"]).arg(&world.root);
+    command.arg("--http-token-file").arg(token).arg("--sandbox").arg(&world.policy);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+    (child, address.to_owned())
+}
+
+/// A command in a sandbox with network reads no token, and is refused with one.
+#[test]
+fn commands_cannot_call_the_tools_of_their_server() {
+    let world = World::new();
+    std::fs::write(&world.policy, r#"{"type":"workspace-write","network_access":true}"#).unwrap();
+    let token = world.outside.join("token");
+    std::fs::write(&token, "secret\n").unwrap();
+    let (mut child, address) = http_server(&world, &token);
+    let (host, port) = address.split_once(':').unwrap();
+    let headers = format!(
+        "Host: {address}\r\nAuthorization: Bearer secret\r\nAccept: application/json, text/event-stream\r\n"
+    );
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "0"}}});
+    let answer = post(&address, &headers, &hello.to_string());
+    let session = answer.lines().find(|line| line.to_lowercase().starts_with("mcp-session-id:"));
+    let headers = format!("{headers}{}\r\n", session.unwrap_or_else(|| panic!("{answer}")));
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    post(&address, &headers, &ready.to_string());
+    let script = format!(
+        "cat {} 2>/dev/null; exec 3<>/dev/tcp/{host}/{port}; \
+         printf 'POST /mcp HTTP/1.1\\r\\nHost: {address}\\r\\nAuthorization: Bearer secret\\r\\n\
+         Content-Length: 2\\r\\nConnection: close\\r\\n\\r\\n{{}}' >&3; head -n 1 <&3; echo done",
+        token.display()
+    );
+    let call = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
+        "name": "run", "arguments": {"argv": ["bash", "-c", script]}}});
+    let answer = post(&address, &headers, &call.to_string());
+    assert!(answer.contains("403") && answer.contains("done"), "{answer}");
+    assert!(!answer.contains("secret"), "{answer}");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
@@ -329,13 +385,7 @@ fn http_refuses_web_pages_and_needs_a_token_beyond_loopback() {
 
     let token = world.root.join("token");
     std::fs::write(&token, "secret\n").unwrap();
-    let mut command = codex();
-    command.args(["mcp", "--http", "127.0.0.1:0", "--cwd"]).arg(&world.root);
-    command.arg("--http-token-file").arg(&token).arg("--sandbox").arg(&world.policy);
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+    let (mut child, address) = http_server(&world, &token);
     let host = format!("Host: {address}\r\n");
     let bearer = "Authorization: Bearer secret\r\n";
     for (headers, expected) in [
@@ -346,7 +396,7 @@ fn http_refuses_web_pages_and_needs_a_token_beyond_loopback() {
         (format!("{host}{bearer}Origin: https://evil.example\r\n"), "403"),
         (format!("Host: evil.example\r\n{bearer}"), "403"),
     ] {
-        let found = status(address, &headers);
+        let found = status(&address, &headers);
         assert!(found.contains(expected), "{headers}: {found}");
     }
     child.kill().unwrap();

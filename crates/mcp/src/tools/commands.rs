@@ -79,7 +79,13 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Outcome {
         _ => return Err("give either command or a non-empty argv".to_owned()),
     };
     let cwd = workspace.resolve(args.cwd.as_deref().unwrap_or("."))?;
-    command = command.cwd_uri(cwd).envs(args.env.unwrap_or_default());
+    let env = args.env.unwrap_or_default();
+    if let Some(name) = env.keys().find(|name| !workspace.policy.may_set(name)) {
+        return Err(format!(
+            "{name} cannot be set: it decides which directory the sandbox makes writable"
+        ));
+    }
+    command = command.cwd_uri(cwd).envs(env);
     let (tty, keep_stdin) = (args.tty == Some(true), args.keep_stdin == Some(true));
     if tty {
         command = command.size(TERMINAL.0, TERMINAL.1);
