@@ -29,7 +29,7 @@ impl World {
         let directory = tempfile::Builder::new().prefix("own-").tempdir_in("/var/tmp").unwrap();
         let base = directory.path().canonicalize().unwrap();
         std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
-        let (work, home) = (base.join("work"), base.join("home"));
+        let (work, home) = (base.join("workspace"), base.join("home"));
         let world = Self { _directory: directory, work, home, nobody };
         for directory in [&world.work, &world.home.join(".codex"), &world.sessions()] {
             std::fs::create_dir_all(directory).unwrap();
@@ -139,7 +139,7 @@ async fn credentials_stay_out_of_every_sandbox() {
                 let shown = file.display();
                 let script = format!(
                     "cat {shown}; cat < {shown}; cp {shown} copy; cat copy; ln {shown} link; cat link; \
-                     cat /proc/self/cwd/../work/token; mv {shown} moved; cat moved; rm -f {shown}; \
+                     cat /proc/self/cwd/../workspace/token; mv {shown} moved; cat moved; rm -f {shown}; \
                      echo gone > {shown}; true"
                 );
                 let id = format!("p-{n}-{m}");

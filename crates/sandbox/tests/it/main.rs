@@ -19,6 +19,7 @@ mod managed;
 mod metadata;
 mod missing_directories;
 mod plan_cache;
+mod plans;
 mod promises;
 mod proof;
 mod shared_pids;
