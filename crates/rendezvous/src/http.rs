@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use codex_exec_remote::{ListResponse, ValidateResponse};
+use codex_exec_remote::ListResponse;
 use codex_exec_rpc::websocket_accept;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -174,10 +174,7 @@ async fn handle_call(
         Call::Environment(id) => json(&registry.show(&caller, &id).await?),
         Call::Register(id) => json(&registry.register(&caller, &id, read(service, body)).await?),
         Call::Connect(id) => json(&registry.connect(&caller, &id, read(service, body)).await?),
-        Call::Validate(id) => {
-            let valid = registry.validate(&caller, &id, read(service, body)).await?;
-            json(&ValidateResponse { valid })
-        }
+        Call::Validate(id) => json(&registry.validate(&caller, &id, read(service, body)).await?),
         Call::RegisterExecutor(id) => json(&registry.register_executor(&caller, &id).await?),
         Call::ConnectExecutor(id) => json(&registry.connect_executor(&caller, &id).await?),
         Call::Health | Call::Ready | Call::Metrics => Err(ApiError::NotFound),

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use codex_exec_remote::{
     ConnectRequest, ConnectResponse, EnvironmentStatus, ExecutorResponse, NoiseKeyJson,
-    RegisterRequest, RegisterResponse, SECURITY_PROFILE, ValidateRequest,
+    RegisterRequest, RegisterResponse, SECURITY_PROFILE, ValidateRequest, ValidateResponse,
 };
 
 use crate::api_error::ApiError;
@@ -194,13 +194,14 @@ impl Registry {
         caller: &Caller<'_>,
         environment: &str,
         request: impl Future<Output = Result<ValidateRequest, ApiError>>,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<ValidateResponse, ApiError> {
         self.authorize(caller, Right::Register, environment).await?;
         let request = request.await?;
         let now = self.config.clock.now();
+        let invalid = ValidateResponse { valid: false, principal: None };
         let Some(ticket) = Ticket::open(request.harness_key_authorization.expose(), &self.key)
         else {
-            return Ok(false);
+            return Ok(invalid);
         };
         let current = self.registration(environment).await?;
         let good = ticket.kind == Kind::Authorization
@@ -211,11 +212,14 @@ impl Registry {
             && ticket.expires > now
             && self.token_permits(&ticket.token, Right::Connect, environment).await?;
         if !good {
-            return Ok(false);
+            return Ok(invalid);
         }
         // Last, since it cannot be undone.
         let used = self.store.use_once(&ticket.nonce, ticket.expires, now).await;
-        used.map_err(|error| self.store_failed(error))
+        match used.map_err(|error| self.store_failed(error))? {
+            true => Ok(ValidateResponse { valid: true, principal: Some(ticket.token) }),
+            false => Ok(invalid),
+        }
     }
 
     /// Checks the pass of a websocket and reserves its seat.

@@ -201,6 +201,7 @@ impl Caller {
 fn name_of(principal: &Principal) -> String {
     match principal {
         Principal::Embedder => "embedder".to_owned(),
+        Principal::Harness { id } => format!("harness:{id}"),
         Principal::Anyone => "anyone".to_owned(),
         Principal::TokenHolder => "token".to_owned(),
         Principal::User { uid } => format!("user:{uid}"),

@@ -60,8 +60,13 @@ impl fmt::Debug for SignedBearer {
 /// The identity that a connection authenticated as. Only the principal that opened a session can resume it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {
-    /// The program that embeds the server, or the relay.
+    /// The program that embeds the server, or a harness of a registry that does not tell harnesses apart.
     Embedder,
+    /// A harness that the registry names.
+    Harness {
+        /// What the registry calls it.
+        id: String,
+    },
     /// A user of this machine, on a Unix socket.
     User {
         /// Its id.

@@ -11,6 +11,7 @@ use codex_exec_remote::{
 };
 use codex_exec_rpc::{Connection, WebsocketDial};
 
+use crate::auth::Principal;
 use crate::config::ServerConfig;
 use crate::forward::forward;
 use crate::run::{ExecServerRuntimePaths, shutdown_signal};
@@ -163,7 +164,7 @@ pub async fn run_remote_environment_until(
         Some(url) => {
             let dial = WebsocketDial::new(url);
             let connection = config.server.connection;
-            let accept = move |from: Connection| {
+            let accept = move |from: Connection, _| {
                 tokio::spawn(forward(from, dial.clone(), connection));
             };
             // Dropping a stream closes its connection to the other server.
@@ -236,7 +237,10 @@ async fn serve(
     let server = Server::start(config).await.map_err(RemoteRunError::Setup)?;
     server.set_listeners(vec![listener]);
     let serving = server.clone();
-    let accept = move |connection| serving.serve(connection);
+    let accept = move |connection, principal: Option<String>| {
+        let principal = principal.map_or(Principal::Embedder, |id| Principal::Harness { id });
+        serving.serve_as(principal, None, connection);
+    };
     let stop = stopped_or_drained(&server, stop);
     let served = serve_streams(relay, target, accept, stop, server.shut_down()).await;
     // Also after a refusal: no process is left behind.

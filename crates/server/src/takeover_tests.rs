@@ -185,8 +185,10 @@ fn principal(random: &mut fastrand::Rng) -> Principal {
     let signed = |name: &str| Principal::Signed { issuer: None, subject: Some(name.to_owned()) };
     let certified =
         |key: u8, token| Principal::Certified { key: [key; 32], token: Box::new(token) };
-    match random.u8(0..6) {
+    match random.u8(0..8) {
         0 => Principal::Anyone,
+        6 => Principal::Harness { id: "ann".to_owned() },
+        7 => Principal::Harness { id: "bob".to_owned() },
         1 => signed("ann"),
         2 => signed("bob"),
         3 => Principal::User { uid: 1000 },

@@ -53,21 +53,7 @@ impl Cloud {
     pub(crate) fn start() -> Self {
         let home = tempfile::tempdir().unwrap();
         let (service, url) = serve(home.path(), "127.0.0.1:0");
-        let data = home.path().join("data");
-        let mut create = codex();
-        create
-            .args([
-                "rendezvous",
-                "token",
-                "create",
-                "--environment",
-                BOX,
-                "--can",
-                "register,connect",
-                "--data",
-            ])
-            .arg(data);
-        let token = output(&mut create).success().trim().to_owned();
+        let token = create_token(home.path(), "register,connect");
         Self { service, url, token, home }
     }
 
@@ -132,6 +118,12 @@ impl Cloud {
     fn sh(&self, script: &str) -> CommandOutput {
         output(self.codex("run").args(["--", "sh", "-c", script]))
     }
+}
+
+fn create_token(home: &Path, rights: &str) -> String {
+    let mut create = codex();
+    create.args(["rendezvous", "token", "create", "--environment", BOX, "--can", rights]);
+    output(create.arg("--data").arg(home.join("data"))).success().trim().to_owned()
 }
 
 fn serve(home: &Path, listen: &str) -> (Program, String) {
@@ -256,6 +248,37 @@ fn a_detached_command_in_an_environment_is_reattached() {
     let said = output(cloud.codex("run").args(["--detach", "long", "--", "sleep", "1000"]));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(back(&["kill", "long"]).code, Some(0));
+}
+
+/// What one token's harness started, another harness finds from any machine if it has that token, and else not.
+#[test]
+fn a_session_belongs_to_the_token_of_its_harness() {
+    let cloud = Cloud::start();
+    let _server = cloud.serving();
+    let other = create_token(cloud.home.path(), "connect");
+    let mut start = cloud.codex("run");
+    start.args(["--detach", "job", "--", "sh", "-c", "echo mine; exec sleep 1000"]);
+    assert_eq!(output(&mut start).code, Some(0));
+    let saved = cloud.home.path().join("codex/sessions/job.json");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let by = |token: &str, state: &Path, arguments: &[&str]| {
+        let mut command = cloud.plain(arguments[0]);
+        command.args(&arguments[1..]).env("CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN", token);
+        output(command.env("XDG_STATE_HOME", state))
+    };
+    assert!(by(&cloud.token, elsewhere.path(), &["ps"]).success().contains("job"));
+    assert_eq!(by(&cloud.token, elsewhere.path(), &["logs", "job"]).success(), "mine\n");
+    assert_eq!(by(&other, elsewhere.path(), &["ps"]).out, "");
+    // Not even if it has the id of the session.
+    let stolen = elsewhere.path().join("codex/sessions/job.json");
+    std::fs::create_dir_all(stolen.parent().unwrap()).unwrap();
+    std::fs::copy(saved, stolen).unwrap();
+    for command in ["logs", "kill", "attach"] {
+        let said = by(&other, elsewhere.path(), &[command, "job"]);
+        assert!(said.code != Some(0) && !said.out.contains("mine"), "{said:?}");
+    }
+    assert_eq!(by(&cloud.token, cloud.home.path(), &["logs", "job"]).success(), "mine\n");
+    by(&cloud.token, elsewhere.path(), &["kill", "-s", "kill", "job"]).success();
 }
 
 #[test]

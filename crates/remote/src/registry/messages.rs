@@ -76,10 +76,14 @@ pub struct ValidateRequest {
 }
 
 /// Response to a [`ValidateRequest`].
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidateResponse {
     /// Whether the harness may use the environment.
     pub valid: bool,
+    /// Who the harness is, from a registry that tells harnesses apart (an extension): only it can resume the
+    /// sessions that it opened. All harnesses without one count as one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// POST `/cloud/executor/{id}/register` and `/connect`, the older registration without encryption.
@@ -212,7 +216,11 @@ mod tests {
                 r#"{{"executor_registration_id":"r","harness_public_key":{k},"harness_key_authorization":"s3cret"}}"#
             ),
         );
-        golden(&ValidateResponse { valid: true }, r#"{"valid":true}"#);
+        golden(&ValidateResponse { valid: true, principal: None }, r#"{"valid":true}"#);
+        golden(
+            &ValidateResponse { valid: true, principal: Some("t1".to_owned()) },
+            r#"{"valid":true,"principal":"t1"}"#,
+        );
         golden(
             &ExecutorResponse { executor_id: text("e"), url: url() },
             r#"{"executor_id":"e","url":"wss://s3cret"}"#,

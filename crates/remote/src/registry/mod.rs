@@ -33,6 +33,9 @@ pub use messages::{
 /// The longest part of an error body that an error shows, in characters.
 const MAX_SHOWN_BODY: usize = 4096;
 
+/// The longest name of a principal, in bytes.
+const MAX_PRINCIPAL: usize = 256;
+
 /// A client of one registry, with one credential.
 #[derive(Debug, Clone)]
 pub struct Registry {
@@ -176,14 +179,14 @@ impl Registry {
         })
     }
 
-    /// Whether a harness with this key may use the environment.
+    /// Whether a harness with this key may use the environment, and who it is.
     pub async fn validate(
         &self,
         environment_id: &str,
         registration_id: &str,
         key: NoisePublicKey,
         authorization: &str,
-    ) -> Result<bool, RegistryError> {
+    ) -> Result<ValidateResponse, RegistryError> {
         let body = ValidateRequest {
             executor_registration_id: registration_id.to_owned(),
             harness_public_key: NoiseKeyJson(key),
@@ -191,7 +194,10 @@ impl Registry {
         };
         let path = ["cloud", "environment", environment_id, "validate"];
         let response: ValidateResponse = self.call(Method::POST, &path, Some(&body)).await?;
-        Ok(response.valid)
+        if response.principal.as_ref().is_some_and(|principal| principal.len() > MAX_PRINCIPAL) {
+            return Err(RegistryError::InvalidResponse("the name of its principal is too long"));
+        }
+        Ok(response)
     }
 
     /// The older registration, without Noise; returns the URL to connect to.

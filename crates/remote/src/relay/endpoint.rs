@@ -13,7 +13,14 @@ pub(crate) trait Endpoint: Send {
     fn handle_disconnected(&mut self, now: Instant);
     fn handle_frame(&mut self, now: Instant, bytes: Bytes) -> Result<(), FrameError>;
     fn handle_timeout(&mut self, now: Instant);
-    fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict);
+    /// Returns whether the stream still waited for the verdict.
+    fn authorize(
+        &mut self,
+        now: Instant,
+        stream: &StreamId,
+        which: Generation,
+        verdict: Verdict,
+    ) -> bool;
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError>;
     fn close(&mut self, stream: &StreamId);
     fn reset(&mut self, stream: &StreamId, reason: &str);
@@ -56,10 +63,18 @@ macro_rules! delegate_to_inherent {
 impl Endpoint for Executor {
     delegate_to_inherent!();
 
-    fn authorize(&mut self, now: Instant, stream: &StreamId, which: Generation, verdict: Verdict) {
-        if self.authorize(now, stream, which, verdict).is_err() {
+    fn authorize(
+        &mut self,
+        now: Instant,
+        stream: &StreamId,
+        which: Generation,
+        verdict: Verdict,
+    ) -> bool {
+        let in_time = self.authorize(now, stream, which, verdict).is_ok();
+        if !in_time {
             tracing::debug!(%stream, "the verdict on a harness's key came too late");
         }
+        in_time
     }
     fn send(&mut self, stream: &StreamId, message: Bytes) -> Result<(), SendError> {
         self.send(stream, message)
@@ -81,7 +96,9 @@ impl Endpoint for Executor {
 impl Endpoint for Harness {
     delegate_to_inherent!();
 
-    fn authorize(&mut self, _: Instant, _: &StreamId, _: Generation, _: Verdict) {}
+    fn authorize(&mut self, _: Instant, _: &StreamId, _: Generation, _: Verdict) -> bool {
+        false
+    }
     fn send(&mut self, _: &StreamId, message: Bytes) -> Result<(), SendError> {
         self.send(message)
     }

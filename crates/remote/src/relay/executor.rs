@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::config::{Backoff, RelayConfig};
-use super::pump::{Authorizer, DriveOutcome, Pump};
+use super::pump::{Admission, Authorizer, DriveOutcome, Pump};
 use super::socket::{RelaySocket, RendezvousError};
 use crate::entropy::entropy;
 use crate::registry::{Registry, RegistryError};
@@ -109,7 +109,7 @@ impl RegistrationTarget {
         Some(std::sync::Arc::new(
             move |key: NoisePublicKey,
                   authorization: Authorization|
-                  -> BoxFuture<'static, Verdict> {
+                  -> BoxFuture<'static, Admission> {
                 let (registry, environment_id) = (registry.clone(), environment_id.clone());
                 let registration_id = registration.borrow().clone();
                 Box::pin(async move {
@@ -120,13 +120,15 @@ impl RegistrationTarget {
                         authorization.expose(),
                     );
                     match tokio::time::timeout(timeout, asking).await {
-                        Ok(Ok(true)) => Verdict::Allowed,
-                        Ok(Ok(false)) => Verdict::Denied,
+                        Ok(Ok(response)) if response.valid => {
+                            Admission { verdict: Verdict::Allowed, principal: response.principal }
+                        }
+                        Ok(Ok(_)) => Verdict::Denied.into(),
                         Ok(Err(error)) => {
                             tracing::warn!(%error, "cannot validate a harness");
-                            Verdict::Unavailable
+                            Verdict::Unavailable.into()
                         }
-                        Err(_) => Verdict::Unavailable,
+                        Err(_) => Verdict::Unavailable.into(),
                     }
                 })
             },
@@ -134,13 +136,13 @@ impl RegistrationTarget {
     }
 }
 
-/// Serves harnesses until `stop` resolves, passing each one's connection to `accept`. Then awaits
-/// `drain`, which ends the connections, and closes their streams. Fails if the first registration fails,
+/// Serves harnesses until `stop` resolves, passing each one's connection and, if the registry names it, its
+/// principal to `accept`. Then awaits `drain`, which ends the connections, and closes their streams. Fails if the first registration fails,
 /// or if the registry later refuses permanently.
 pub async fn serve_streams(
     config: RelayConfig,
     target: RegistrationTarget,
-    accept: impl FnMut(Connection) + Send + 'static,
+    accept: impl FnMut(Connection, Option<String>) + Send + 'static,
     stop: impl Future<Output = ()>,
     drain: impl Future<Output = ()>,
 ) -> Result<(), RemoteError> {

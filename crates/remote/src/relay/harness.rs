@@ -110,7 +110,7 @@ impl EnvironmentConnector {
         harness.open(tokio::time::Instant::now().into_std())?;
         let (opened, mut opening) = oneshot::channel();
         let mut opened = Some(opened);
-        let accept = move |connection| {
+        let accept = move |connection, _| {
             if let Some(opened) = opened.take() {
                 let _ = opened.send(connection);
             }

@@ -33,7 +33,20 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Validates a harness's key.
 pub(crate) type Authorizer =
-    Arc<dyn Fn(NoisePublicKey, Authorization) -> BoxFuture<'static, Verdict> + Send + Sync>;
+    Arc<dyn Fn(NoisePublicKey, Authorization) -> BoxFuture<'static, Admission> + Send + Sync>;
+
+/// What the registry says of a harness.
+pub(crate) struct Admission {
+    pub verdict: Verdict,
+    /// Who it is; only with [`Verdict::Allowed`].
+    pub principal: Option<String>,
+}
+
+impl From<Verdict> for Admission {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, principal: None }
+    }
+}
 
 /// Why [`Pump::drive`] returned.
 #[derive(Debug)]
@@ -61,9 +74,11 @@ pub(crate) struct Pump<E> {
     streams: HashMap<StreamId, StreamEntry>,
     /// The next message of each connection that has room to send.
     next_messages: FuturesUnordered<BoxFuture<'static, NextMessage>>,
-    verdicts: JoinSet<(StreamId, Generation, Verdict)>,
+    admissions: JoinSet<(StreamId, Generation, Admission)>,
+    /// Who the harnesses of streams are that were just allowed to open.
+    principals: HashMap<StreamId, String>,
     authorizer: Option<Authorizer>,
-    accept: Box<dyn FnMut(Connection) + Send>,
+    accept: Box<dyn FnMut(Connection, Option<String>) + Send>,
     /// Notified when a connection takes a message.
     drained: Arc<Notify>,
     /// Streams whose peers are to be probed.
@@ -108,14 +123,15 @@ impl<E: Endpoint> Pump<E> {
         endpoint: E,
         config: RelayConfig,
         authorizer: Option<Authorizer>,
-        accept: Box<dyn FnMut(Connection) + Send>,
+        accept: Box<dyn FnMut(Connection, Option<String>) + Send>,
     ) -> Self {
         Self {
             endpoint,
             config,
             streams: HashMap::new(),
             next_messages: FuturesUnordered::new(),
-            verdicts: JoinSet::new(),
+            admissions: JoinSet::new(),
+            principals: HashMap::new(),
             single_stream: authorizer.is_none(),
             authorizer,
             accept,
@@ -196,7 +212,7 @@ impl<E: Endpoint> Pump<E> {
                 },
                 () = or_pending(room) => {}
                 Some(next) = self.next_messages.next() => self.on_next_message(next),
-                Some(verdict) = self.verdicts.join_next() => self.on_verdict(verdict),
+                Some(admission) = self.admissions.join_next() => self.on_admission(admission),
                 Some(stream) = self.probes.1.recv() => self.probe(&stream),
                 () = drained.notified(), if paused => {}
                 () = sleep_until(wake) => self.endpoint.handle_timeout(now()),
@@ -241,7 +257,7 @@ impl<E: Endpoint> Pump<E> {
             any = true;
             match event {
                 Event::AuthorizeRequest { stream, generation, harness_key, authorization } => {
-                    self.request_verdict(stream, generation, harness_key, authorization);
+                    self.request_admission(stream, generation, harness_key, authorization);
                 }
                 Event::Opened { stream } => self.open(stream),
                 Event::Message { stream, message } => self.deliver(stream, message),
@@ -272,7 +288,7 @@ impl<E: Endpoint> Pump<E> {
         any
     }
 
-    fn request_verdict(
+    fn request_admission(
         &mut self,
         stream: StreamId,
         generation: Generation,
@@ -280,23 +296,30 @@ impl<E: Endpoint> Pump<E> {
         authorization: Authorization,
     ) {
         if let Some(authorizer) = &self.authorizer {
-            let verdict = authorizer(key, authorization);
-            self.verdicts.spawn(async move { (stream, generation, verdict.await) });
+            let admission = authorizer(key, authorization);
+            self.admissions.spawn(async move { (stream, generation, admission.await) });
         }
     }
 
-    fn on_verdict(
+    fn on_admission(
         &mut self,
-        verdict: Result<(StreamId, Generation, Verdict), tokio::task::JoinError>,
+        admission: Result<(StreamId, Generation, Admission), tokio::task::JoinError>,
     ) {
         // Without a verdict the endpoint's own deadline applies.
-        if let Ok((stream, generation, verdict)) = verdict {
-            self.endpoint.authorize(now(), &stream, generation, verdict);
+        let Ok((stream, generation, admission)) = admission else { return };
+        // An earlier stream of this id is gone: its harness is not this one's.
+        if self.endpoint.authorize(now(), &stream, generation, admission.verdict)
+            && let Some(principal) = admission.principal
+        {
+            self.principals.insert(stream, principal);
         }
+        while self.handle_events() {}
+        self.principals.clear();
     }
 
     fn open(&mut self, stream: StreamId) {
         tracing::debug!(%stream, "a stream opened");
+        let principal = self.principals.remove(&stream);
         let (inbox, messages) = Inbox::new(self.drained.clone());
         let (connection, queue) = Connection::over(messages, &self.config.connection);
         let ended = CancellationToken::new();
@@ -306,7 +329,7 @@ impl<E: Endpoint> Pump<E> {
         let activity = connection.set_ping(move || drop(probes.send(id.clone())));
         self.streams
             .insert(stream, StreamEntry { inbox, activity, blocked: None, ended, _end: end });
-        (self.accept)(connection);
+        (self.accept)(connection, principal);
     }
 
     fn deliver(&mut self, stream: StreamId, message: Bytes) {

@@ -50,7 +50,7 @@ pub(crate) fn environment(cloud: &Cloud) -> RegistrationTarget {
 pub(crate) fn serve(target: RegistrationTarget, config: RelayConfig) -> Served {
     let (sender, connections) = mpsc::unbounded_channel();
     let (stop, stopped) = oneshot::channel();
-    let accept = move |connection| {
+    let accept = move |connection, _| {
         let _ = sender.send(connection);
     };
     let stopped = async {

@@ -27,7 +27,7 @@ impl Remote {
                 let _ = stopped.await;
             };
             let wind_down = async move { ending.shut_down().await };
-            let accept = move |connection| serving.serve(connection);
+            let accept = move |connection, _| serving.serve(connection);
             serve_streams(RelayConfig::default(), target, accept, stop, wind_down).await.unwrap();
         });
         Self { stop, task }

@@ -15,12 +15,12 @@ fn code(answer: &Value) -> &str {
 #[tokio::test(start_paused = true)]
 async fn register_connect_and_validate_succeed() {
     let world = World::new();
-    let token = world.token();
+    let (token, connecting) = (world.token(), world.token_for(Scope::Any, &[Right::Connect]));
     let (url, registration) = world.register("e1", &token).await;
     assert!(url.starts_with("ws://rdv.test/rendezvous/v1?pass="), "{url}");
     let _environment = world.websocket(&url).await.unwrap();
 
-    let (status, answer) = world.connect("e1", &token, 1).await;
+    let (status, answer) = world.connect("e1", &connecting, 1).await;
     assert_eq!(status, 200);
     assert_eq!(answer["environment_id"], "e1");
     assert_eq!(answer["security_profile"], "noise_hybrid_ik_v1");
@@ -35,7 +35,9 @@ async fn register_connect_and_validate_succeed() {
         "harness_key_authorization": authorization,
     });
     let path = "/cloud/environment/e1/validate";
-    assert_eq!(world.post(path, &token, &body).await, (200, json!({"valid": true})));
+    // The harness is named by its own token.
+    let yes = json!({"valid": true, "principal": world.id_of(&connecting)});
+    assert_eq!(world.post(path, &token, &body).await, (200, yes));
     // Once only.
     assert_eq!(world.post(path, &token, &body).await, (200, json!({"valid": false})));
 }
@@ -71,7 +73,7 @@ async fn authorization_is_bound_to_its_key_and_environment() {
     // None of that used it up; a crash in between does not matter; time does.
     world.restart().await;
     let (_, again) = (world.pass_time(119), world.post(one, &token, &good).await);
-    assert_eq!(again, (200, json!({"valid": true})));
+    assert_eq!(again, (200, json!({"valid": true, "principal": world.id_of(&token)})));
     // Used before a crash is used after it.
     world.restart().await;
     assert_eq!(world.post(one, &token, &good).await, no);
