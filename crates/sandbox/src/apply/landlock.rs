@@ -4,9 +4,11 @@
 //! uses what the kernel has, possibly nothing.
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
+
+use rustix::io::Errno;
 
 use codex_exec_server_protocol::Assurance;
 
@@ -60,14 +62,12 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
         // A rule for a file may include rights that only directories have.
         .set_compatibility(CompatLevel::BestEffort);
     for rule in enforcement.rules.iter().flatten() {
-        let fd = match PathFd::new(&rule.path) {
+        let fd = match sys::open_absolute(&rule.path) {
             Ok(fd) => fd,
             // A rule for a path that is missing or cannot be entered has nothing to grant.
-            Err(_) if std::fs::symlink_metadata(&rule.path).is_err() => continue,
-            Err(error) => {
-                let failure = at(Stage::Landlock, &rule.path)(rustix::io::Errno::ACCESS);
-                return Err(Failure { message: error.to_string(), ..failure });
-            }
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => continue,
+            // Resolved paths have no links: another process has put one there.
+            Err(errno) => return Err(at(Stage::Landlock, &rule.path)(errno)),
         };
         let access = rights(rule.grant);
         ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(failed)?;
@@ -84,6 +84,7 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Failure> {
 
 fn rights(grant: Grant) -> BitFlags<AccessFs> {
     match grant {
+        Grant::List => AccessFs::ReadDir.into(),
         Grant::Read => AccessFs::from_read(NEWEST),
         Grant::Write => AccessFs::from_all(NEWEST),
         Grant::Output => AccessFs::WriteFile | AccessFs::Truncate,

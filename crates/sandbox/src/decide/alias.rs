@@ -1,12 +1,10 @@
-//! Aliases: files that are mounted more than once, and the kernel's file systems outside their usual
-//! locations.
+//! Aliases: files that are mounted more than once.
 //!
 //! Invariant: protection belongs to the file, not to its path. What is denied, or read-only inside of
 //! something writable, is so through every mount that shows it. An entry for a path on another mount is
 //! an entry for the file itself: it decides if it is more specific on the file's path within its file
 //! system, and of two for the same file the one that denies decides. No entry opens files of the
-//! server. A second `/proc` shows the host's processes, and is denied; the other file systems of the
-//! kernel control it, and are never writable.
+//! server.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -14,44 +12,10 @@ use std::path::{Path, PathBuf};
 use codex_exec_server_protocol::AccessMode;
 
 use super::facts::{Identity, Mount, Node, ResolvedPath, Resolver};
+use super::kernel_trees;
 use super::path_trace::PathTrace;
 use super::paths::{ancestors, is_within, order, parent};
 use super::policy::{PolicyError, ProtectedName, Region, ResolvedPolicy};
-
-/// File systems that are interfaces of the kernel, not storage.
-const KERNEL: [&str; 30] = [
-    "sysfs",
-    "cgroup",
-    "cgroup2",
-    "debugfs",
-    "tracefs",
-    "securityfs",
-    "bpf",
-    "configfs",
-    "efivarfs",
-    "binfmt_misc",
-    "pstore",
-    "fusectl",
-    "selinuxfs",
-    "devtmpfs",
-    "rpc_pipefs",
-    // Terminals and message queues of the host.
-    "devpts",
-    "mqueue",
-    "binder",
-    "cpuset",
-    "functionfs",
-    "gadgetfs",
-    "ibmasmfs",
-    "nfsd",
-    "ocfs2_dlmfs",
-    "openpromfs",
-    "resctrl",
-    "s390_hypfs",
-    "smackfs",
-    "spufs",
-    "xenfs",
-];
 
 /// The server's own files.
 #[derive(Debug, Default)]
@@ -65,7 +29,7 @@ pub(super) struct ServerFiles {
 }
 
 /// An alias: its path, the access it is lowered to, and its mount id.
-type Lowered = (PathBuf, AccessMode, u64);
+pub(super) type Lowered = (PathBuf, AccessMode, u64);
 
 /// Combines entries for the same file under different paths. Call it once all entries are known, before
 /// anything is derived from them.
@@ -119,7 +83,7 @@ pub(super) fn add_aliases(
     metadata: &[(PathBuf, Node)],
     server_files: &ServerFiles,
 ) -> Result<(), PolicyError> {
-    let kernel: Vec<Lowered> = kernel_trees(mounts).collect();
+    let kernel = kernel_trees::lowered(mounts, resolver.facts());
     restrict_kernel_trees(policy, &kernel);
     let mut lowered = kernel;
     let derived: HashSet<&Path> = metadata
@@ -339,20 +303,6 @@ fn is_visible_through(resolver: &mut Resolver<'_>, path: &Path, mount: u64) -> b
         resolver.resolve(path),
         ResolvedPath::Found(found, node) if found == path && node.identity.mount == mount
     )
-}
-
-/// The kernel's file systems, where the sandbox does not replace them.
-fn kernel_trees(mounts: &[Mount]) -> impl Iterator<Item = Lowered> {
-    let is_replaced =
-        |path: &Path| ["/proc", "/dev"].iter().any(|tree| is_within(path, Path::new(tree)));
-    mounts.iter().filter(move |mount| !is_replaced(&mount.point)).filter_map(|mount| {
-        let access = match mount.kind.as_str() {
-            "proc" => AccessMode::Deny,
-            kind if KERNEL.contains(&kind) => AccessMode::Read,
-            _ => return None,
-        };
-        Some((mount.point.clone(), access, mount.id))
-    })
 }
 
 /// Aliases of denied and read-only regions.

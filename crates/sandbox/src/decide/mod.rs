@@ -6,6 +6,7 @@ pub(crate) mod ceiling;
 mod expand;
 pub mod facts;
 pub mod glob;
+pub(crate) mod kernel_trees;
 pub(crate) mod metadata;
 mod path_trace;
 pub(crate) mod paths;

@@ -2,17 +2,23 @@
 //! are refused.
 //!
 //! Invariant: a Landlock rule can only grant, so a policy that denies something, or makes it read-only,
-//! inside of what it grants is refused, never approximated.
+//! inside of what it grants is refused, never approximated. Only from the kernel's trees a grant to read is kept
+//! away, by granting what is around them instead.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
 use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
-use crate::decide::facts::Facts;
+use crate::decide::facts::{Facts, NodeKind};
+use crate::decide::kernel_trees::must_stay_apart;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{DEVICES, Resolved, ResolvedPolicy};
+
+/// Where devices are.
+const DEV: &str = "/dev";
 
 /// Trees that control the kernel. With namespaces a sandbox has its own, or cannot write there.
 const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -47,8 +53,9 @@ pub(super) fn convert(
             remedy: format!("grant write access only to the directories that need it, or {remedy}"),
         });
     }
+    let apart = trees_apart(facts)?;
     if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
-        && let Some(path) = inexpressible(policy)
+        && let Some(path) = inexpressible(policy, &apart)
     {
         return Err(unsupported(format!(
             "namespaces are not available, and Landlock alone cannot exclude `{}` from the grant \
@@ -61,9 +68,19 @@ pub(super) fn convert(
         // Without namespaces `/dev` is the host's, so grant only what is named in it. `/proc` is the
         // host's too; nearly every program reads it, and Landlock keeps it from inspecting other
         // processes.
-        rules.retain(|rule| {
-            rule.path != Path::new("/dev") && policy.access.named(&rule.path).is_some()
-        });
+        let dev = Path::new(DEV);
+        let is_apart = |path: &Path| {
+            path == dev || apart.iter().any(|tree| tree != dev && is_within(path, tree))
+        };
+        rules.retain(|rule| !is_apart(&rule.path) && policy.access.named(&rule.path).is_some());
+        let mut around = Vec::new();
+        for rule in rules.drain(..) {
+            match rule.grant {
+                Grant::Read => read_around(rule.path, &apart, facts, &mut around)?,
+                _ => around.push(rule),
+            }
+        }
+        *rules = around;
         for path in DEVICES.map(PathBuf::from) {
             if policy.has_device(&path) && facts.lookup(&path).is_ok() {
                 rules.push(Rule { path, grant: Grant::Device });
@@ -73,6 +90,46 @@ pub(super) fn convert(
     enforcement.isolation = Isolation::LandlockOnly;
     enforcement.tree =
         Tree { base: Base::WritableHost, operations: Vec::new(), placeholders: Vec::new() };
+    Ok(())
+}
+
+/// Trees that no grant around them includes: all devices, and what shows or takes what belongs to other processes.
+fn trees_apart(facts: &dyn Facts) -> Result<BTreeSet<PathBuf>, PlanError> {
+    let mounts = facts.mounts().map_err(|error| PlanError::Unsupported {
+        reason: format!("the mount table cannot be read: {error}"),
+        remedy: "mount /proc".to_owned(),
+    })?;
+    let apart = mounts.into_iter().filter(|mount| must_stay_apart(mount, facts));
+    Ok(apart.map(|mount| mount.point).chain([DEV.into()]).collect())
+}
+
+/// Grants reading of everything below a path but the trees apart, where there are any: of each name that is
+/// there now.
+fn read_around(
+    path: PathBuf,
+    apart: &BTreeSet<PathBuf>,
+    facts: &dyn Facts,
+    rules: &mut Vec<Rule>,
+) -> Result<(), PlanError> {
+    if !apart.iter().any(|tree| *tree != path && is_within(tree, &path)) {
+        rules.push(Rule { path, grant: Grant::Read });
+        return Ok(());
+    }
+    let names = facts.list(&path).map_err(|error| PlanError::Unsupported {
+        reason: format!(
+            "namespaces are not available, and `{}`, which has trees of the kernel in it, cannot be listed \
+             ({error})",
+            path.display()
+        ),
+        remedy: "grant access only to the directories that need it".to_owned(),
+    })?;
+    for (name, kind) in names {
+        let below = path.join(name);
+        if matches!(kind, NodeKind::Directory | NodeKind::File) && !apart.contains(&below) {
+            read_around(below, apart, facts, rules)?;
+        }
+    }
+    rules.push(Rule { path, grant: Grant::List });
     Ok(())
 }
 
@@ -87,7 +144,7 @@ fn contains_kernel_trees(policy: &ResolvedPolicy) -> Option<&Path> {
 }
 
 /// A path with less access than one around it.
-fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
+fn inexpressible<'p>(policy: &'p ResolvedPolicy, apart: &BTreeSet<PathBuf>) -> Option<&'p Path> {
     let mut stack: Vec<(&Path, AccessMode)> = Vec::new();
     for (path, region) in &policy.regions {
         while stack.last().is_some_and(|(above, _)| !is_within(path, above)) {
@@ -95,6 +152,7 @@ fn inexpressible(policy: &ResolvedPolicy) -> Option<&Path> {
         }
         if let Some((_, above)) = stack.last() {
             let less = match region.access {
+                AccessMode::Deny if *above == AccessMode::Read => !apart.contains(path),
                 AccessMode::Deny => *above != AccessMode::Deny,
                 AccessMode::Read => *above == AccessMode::Write,
                 AccessMode::Write => false,

@@ -256,6 +256,8 @@ pub struct Rule {
 /// What a Landlock rule allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Grant {
+    /// Listing directories.
+    List,
     /// Reading and executing.
     Read,
     /// Everything.

@@ -16,7 +16,7 @@ use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::{Limits, OwnFiles};
 
 use super::decisions::{context, path_entry};
-use super::support::{glob, root};
+use super::support::{Random, glob, root};
 
 /// A file: the number of its disk, and its path there.
 type Object = (u32, PathBuf);
@@ -129,22 +129,6 @@ impl Facts for Machine {
 
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         Ok(self.mounts.clone())
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
     }
 }
 

@@ -13,6 +13,7 @@ mod connections;
 mod decisions;
 mod denial;
 mod entries;
+mod kernel_trees;
 mod landlock_only;
 mod lifecycle;
 mod managed;

@@ -142,11 +142,18 @@ impl World {
     }
 
     pub(crate) fn clothe(&self, command: &mut Command) {
-        command.env_clear().env("PATH", "/usr/bin:/bin").env("SERVER_SECRET", "do not tell");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::clothe_as_root(command);
         if self.user == User::Nobody {
             command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
         }
+    }
+}
+
+impl World {
+    /// The environment and streams of a server, which somebody else gives its user.
+    pub(crate) fn clothe_as_root(command: &mut Command) {
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("SERVER_SECRET", "do not tell");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     }
 }
 
@@ -270,4 +277,21 @@ pub(crate) fn minimal() -> PermissionProfile {
         project(AccessMode::Write),
         at(&test_program, AccessMode::Read),
     ])
+}
+
+/// Random numbers from a seed.
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
 }

@@ -1,0 +1,129 @@
+//! The kernel's file systems, mounted in random places: no policy that grants what is around them opens a device
+//! of theirs, another process, or a file whose reading has effects.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use codex_exec_server_protocol::{AccessMode, SpecialPath};
+
+use super::support::*;
+
+/// How many random machines. `KERNEL_TREE_CASES` for more.
+const CASES: u64 = 12;
+
+/// A kind of file system, and files that an instance has.
+const KINDS: [(&str, &[&str]); 5] = [
+    ("devtmpfs", &["kmsg", "vga_arbiter"]),
+    ("devpts", &["ptmx"]),
+    ("proc", &["version", "1/status"]),
+    ("tracefs", &["README", "trace_pipe"]),
+    ("debugfs", &["sleep_time", "fault_around_bytes"]),
+];
+
+/// Devices that every sandbox has; with namespaces, a `ptmx` of its own.
+const USUAL: [&str; 7] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx"];
+
+/// Devices of this machine that no sandbox has unless a policy names them.
+fn devices() -> Vec<PathBuf> {
+    let names = ["/dev", "/dev/pts"].map(|directory| std::fs::read_dir(directory).unwrap());
+    let paths = names.into_iter().flatten().map(|entry| entry.unwrap());
+    let devices = paths.filter(|entry| {
+        let kind = entry.file_type().unwrap();
+        !kind.is_dir() && !kind.is_symlink() && !USUAL.iter().any(|it| entry.file_name() == *it)
+    });
+    devices.map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn a_grant_around_the_kernels_trees_does_not_open_them() {
+    let cases = std::env::var("KERNEL_TREE_CASES").map_or(CASES, |text| text.parse().unwrap());
+    let devices = devices();
+    for user in users() {
+        for seed in 0..cases {
+            let mut random = Random(seed);
+            let world = World::new(user);
+            let places = ["m", "m/a", "m/a/b", "m/b", "n"].map(|name| world.base.join(name));
+            for place in &places {
+                std::fs::create_dir(place).unwrap();
+                std::fs::write(place.join("plain"), "plain").unwrap();
+            }
+            world.own();
+            // Only root can mount.
+            let count = if crate::skipped::runs_as_root() { random.below(4) } else { 0 };
+            let mut mounts: Vec<(&PathBuf, &(&str, &[&str]))> = Vec::new();
+            for _ in 0..count {
+                let place = random.pick(&places[1..]);
+                if !mounts.iter().any(|(other, _)| place.starts_with(other)) {
+                    mounts.push((place, random.pick(&KINDS)));
+                }
+            }
+            let around = [Path::new("/"), Path::new("/var"), &world.base, &places[0], &places[1]];
+            let granted = *random.pick(&around);
+            let mut entries = vec![
+                special(SpecialPath::Minimal, AccessMode::Read),
+                at(&world.work, AccessMode::Read),
+                at(granted, AccessMode::Read),
+            ];
+            if random.below(2) == 0 {
+                entries.push(at(&world.outside, AccessMode::Write));
+            }
+            let mut closed: Vec<PathBuf> = Vec::new();
+            for (place, (_, files)) in &mounts {
+                closed.extend(files.iter().map(|file| place.join(file)));
+            }
+            closed.extend((0..8).map(|_| random.pick(&devices).clone()));
+            let covered = |path: &PathBuf| mounts.iter().any(|(place, _)| path.starts_with(place));
+            let open: Vec<PathBuf> = places
+                .iter()
+                .filter(|place| place.starts_with(granted) && !covered(place))
+                .map(|place| place.join("plain"))
+                .collect();
+            let script =
+                "for file; do (exec 3<\"$file\") 2>/dev/null && echo \"$file\"; done; true";
+            let mut argv =
+                vec!["sh".to_owned(), "-c".to_owned(), script.to_owned(), "sh".to_owned()];
+            let tried = closed.iter().chain(&open);
+            argv.extend(tried.map(|path| path.to_str().unwrap().to_owned()));
+            for landlock_only in [true, false] {
+                let context = world.context(managed(entries.clone()));
+                let mut server =
+                    mounted(&world, &mounts, world.server(&context, &world.work, &argv));
+                if landlock_only {
+                    server.env("TEST_LANDLOCK_ONLY", "1");
+                }
+                let done = finish(&mut server);
+                let mut expected: Vec<&str> = open.iter().map(|it| it.to_str().unwrap()).collect();
+                let mut opened: Vec<&str> = done.ok().out.lines().collect();
+                expected.sort_unstable();
+                opened.sort_unstable();
+                assert_eq!(
+                    opened, expected,
+                    "seed {seed}, {user:?}, landlock only: {landlock_only}, {granted:?} readable, \
+                     {mounts:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The server's command, in a mount namespace with these mounts.
+fn mounted(world: &World, mounts: &[(&PathBuf, &(&str, &[&str]))], server: Command) -> Command {
+    if mounts.is_empty() {
+        return server;
+    }
+    let mut script = String::from("set -e\n");
+    for (place, (kind, _)) in mounts {
+        script.push_str(&format!("mount -t {kind} {kind} '{}'\n", place.display()));
+    }
+    let user = match world.user {
+        User::Own => "",
+        User::Nobody => "setpriv --reuid=65534 --regid=65534 --clear-groups",
+    };
+    script.push_str(&format!("exec {user} \"$@\""));
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script, "sh"]);
+    command.arg(server.get_program()).args(server.get_args());
+    World::clothe_as_root(&mut command);
+    command.current_dir("/");
+    command
+}
