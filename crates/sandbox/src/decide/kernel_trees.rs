@@ -54,12 +54,17 @@ pub(super) fn lowered(mounts: &[Mount], facts: &dyn Facts) -> Vec<Lowered> {
         let access = match mount.kind.as_str() {
             "proc" => AccessMode::Deny,
             kind if CONSUMED.contains(&kind) && can_enter(facts, &mount.point) => AccessMode::Deny,
-            kind if [&CONSUMED[..], &DEVICES, &OTHERS].concat().contains(&kind) => AccessMode::Read,
+            kind if is_one(kind) => AccessMode::Read,
             _ => return None,
         };
         Some((mount.point.clone(), access, mount.id))
     });
     lowered.collect()
+}
+
+/// Whether this is the type of a file system of the kernel.
+pub(super) fn is_one(kind: &str) -> bool {
+    kind == "proc" || [&CONSUMED[..], &DEVICES, &OTHERS].iter().any(|kinds| kinds.contains(&kind))
 }
 
 /// Whether a sandbox has its own tree here.

@@ -12,4 +12,5 @@ mod path_trace;
 pub(crate) mod paths;
 pub mod policy;
 mod policy_error;
+mod spelling;
 pub mod writable_history;

@@ -21,7 +21,7 @@ use super::path_trace::{self, PathTrace};
 use super::paths::{is_within, order, parent};
 pub use super::policy_error::PolicyError;
 use super::writable_history::WritableHistory;
-use super::{alias, ceiling, expand, metadata};
+use super::{alias, ceiling, expand, metadata, spelling};
 use crate::{Limits, OwnFiles};
 
 /// What a program needs to start, as far as it exists.
@@ -198,6 +198,7 @@ pub fn resolve(
     policy.protected.sort();
     // Nor does a name below another protected one.
     policy.protected.dedup_by(|a, b| a.parent == b.parent && a.missing.starts_with(&b.missing));
+    spelling::check(&policy, facts, &mounts)?;
     Ok(Resolved::Restricted(Box::new(finished(policy, resolver))))
 }
 
@@ -346,6 +347,7 @@ fn network_only(facts: &dyn Facts, server: ServerState<'_>) -> Result<Resolved, 
     )?;
     alias::pin_link_aliases(&mut policy, &mount_table, &mut resolver);
     path_trace::check(&traces, &mut policy, server.writable_history, &mut resolver, &mount_table)?;
+    spelling::check(&policy, facts, &mounts)?;
     Ok(Resolved::NetworkOnly(Box::new(finished(policy, resolver))))
 }
 

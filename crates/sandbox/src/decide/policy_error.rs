@@ -89,6 +89,18 @@ pub enum PolicyError {
         /// The per-process part.
         at: PathBuf,
     },
+    /// A restricted name may have other spellings, by which it is not restricted.
+    #[error(
+        "`{}` cannot be protected: in `{}`, a name may lead to the same file in upper and in lower case; use \
+         a file system that tells them apart, or restrict nothing there",
+        .name.display(), .at.display()
+    )]
+    Spelling {
+        /// The restricted path.
+        name: PathBuf,
+        /// The directory with such names, or with none that would tell.
+        at: PathBuf,
+    },
     /// The mount table is not usable, so aliases cannot be determined.
     #[error("cannot read the mount table: {0}")]
     Mounts(String),

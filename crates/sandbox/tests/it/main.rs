@@ -26,6 +26,7 @@ mod proof;
 mod shared_pids;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
+mod spelling;
 mod support;
 mod tools;
 mod unlistable;
