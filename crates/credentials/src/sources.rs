@@ -75,10 +75,12 @@ impl SignInSources {
     /// Reads this process's environment. Empty variables count as unset.
     pub fn from_env() -> Self {
         let text = |name| env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+        // A path may be any bytes.
+        let path = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let secret = |name| text(name).map(|value| Secret::from(value.trim()));
         let home = || home_dir().map(|home| home.join(".codex"));
         Self {
-            codex_home: text("CODEX_HOME").map(PathBuf::from).or_else(home),
+            codex_home: path("CODEX_HOME").or_else(home),
             api_key: secret("CODEX_API_KEY"),
             access_token: secret("CODEX_ACCESS_TOKEN"),
             remote_bearer_token: secret("CODEX_EXEC_SERVER_REMOTE_BEARER_TOKEN"),

@@ -1,5 +1,7 @@
 //! The server's own files: credentials that no sandbox reads, and executables that none replaces.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -235,6 +237,27 @@ async fn no_credential_variable_reaches_a_sandbox() {
 }
 
 /// The password database has the home directory if `HOME` does not, for what is hidden as for what is used.
+/// A path is bytes: what no text can name is protected all the same.
+#[test]
+fn credentials_are_hidden_in_a_home_of_any_name() {
+    let world = World::new(false);
+    let names: [&[u8]; 3] = [b"\xff", b"caf\xe9 \xf0\x28", b" plain"];
+    for name in names.map(OsStr::from_bytes) {
+        let home = world.work.join(name);
+        std::fs::create_dir(&home).unwrap();
+        std::fs::write(home.join("auth.json"), SECRET).unwrap();
+        for profile in ["read-only", "workspace-write"] {
+            let mut command = codex();
+            command.current_dir(&world.work).env("HOME", &world.home).env("CODEX_HOME", &home);
+            command
+                .args(["sandbox", "--profile", profile, "--", "cat"])
+                .arg(home.join("auth.json"));
+            let output = command.output().unwrap();
+            assert!(!output.status.success() && output.stdout.is_empty(), "{name:?} {output:?}");
+        }
+    }
+}
+
 #[test]
 fn saved_sessions_are_hidden_without_a_home_variable() {
     for nobody in users() {

@@ -1,6 +1,7 @@
 //! Sources of AWS credentials and of the region: the environment, then the shared files.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -82,16 +83,21 @@ impl AwsSources {
     /// Reads the environment of this process. Empty variables count as unset.
     pub fn from_env() -> Self {
         let home = home_dir();
-        Self::from_lookup(|name| env::var(name).ok(), home.as_deref())
+        Self::from_lookup(|name| env::var_os(name), home.as_deref())
     }
 
     /// Reads the environment that `variable` looks up; `home` has the shared files.
-    pub fn from_lookup(variable: impl Fn(&str) -> Option<String>, home: Option<&Path>) -> Self {
-        let text = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+    pub fn from_lookup(variable: impl Fn(&str) -> Option<OsString>, home: Option<&Path>) -> Self {
+        let text = |name| {
+            let text = variable(name)?.into_string().ok()?;
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        // A path may be any bytes.
+        let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let keys = text("AWS_ACCESS_KEY_ID").zip(text("AWS_SECRET_ACCESS_KEY"));
         let file = |name, default: &str| {
             let usual = || home.map(|home| home.join(".aws").join(default));
-            text(name).map(PathBuf::from).or_else(usual)
+            path(name).or_else(usual)
         };
         Self {
             profile: text("AWS_PROFILE"),
@@ -284,11 +290,13 @@ region = no
         fs::write(home.path().join(".aws/credentials"), CREDENTIALS.replace("AKDEFAULT", "NEW"))
             .unwrap();
         assert_eq!(files.keys().unwrap().access_key_id, "NEW");
-        let set = |name: &str| match name {
-            "AWS_ACCESS_KEY_ID" => Some("AKENV".to_owned()),
-            "AWS_SECRET_ACCESS_KEY" => Some("hunter2".to_owned()),
-            "AWS_DEFAULT_REGION" => Some("ap-south-1".to_owned()),
-            _ => None,
+        let set = |name: &str| -> Option<OsString> {
+            match name {
+                "AWS_ACCESS_KEY_ID" => Some("AKENV".into()),
+                "AWS_SECRET_ACCESS_KEY" => Some("hunter2".into()),
+                "AWS_DEFAULT_REGION" => Some("ap-south-1".into()),
+                _ => None,
+            }
         };
         let sources = AwsSources::from_lookup(set, Some(home.path()));
         assert_eq!(sources.region().unwrap(), "ap-south-1");
