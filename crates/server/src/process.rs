@@ -301,7 +301,15 @@ async fn launch(
     let network = networks.start(&params, &mut environment, controller).await;
     let network = network.map_err(StartFailure::Refused)?;
     let (snapshots, config) = (session.shell_snapshots(), server.config().shell_snapshots);
-    let replay = snapshots.replay(&starter, config, &params, &environment).await?;
+    let hold = |exported: &mut Environment| {
+        if params.sandbox.is_some() {
+            keep_tmpdir(&environment, exported);
+        }
+        if let Some(policy) = policy {
+            policy.hold_environment(exported);
+        }
+    };
+    let replay = snapshots.replay(&starter, config, &params, &environment, hold).await?;
     if let Some(context) = &mut params.sandbox {
         network.make_readable(context);
     }
@@ -309,10 +317,7 @@ async fn launch(
     let (mut listed, mut state) = (None, None);
     if let Some(replay) = replay {
         listed = Some(std::mem::replace(&mut params.argv, replay.argv));
-        environment = held(environment, replay.environment, params.sandbox.is_some());
-        if let Some(policy) = policy {
-            policy.hold_environment(&mut environment);
-        }
+        environment = replay.environment;
         state = Some(replay.state);
     }
     let mut launch = starter.prepare(params, environment, namespace, state, attempt).await?;
@@ -330,14 +335,12 @@ async fn launch(
     Ok(launch)
 }
 
-/// The environment that a snapshot's profile leads to. In a sandbox, `TMPDIR` stays the request's: a policy may
-/// grant what it names, and an earlier command may have written the profile.
-fn held(asked: Environment, mut exported: Environment, is_sandboxed: bool) -> Environment {
-    if is_sandboxed {
-        exported.remove(OsStr::new(TMPDIR));
-        exported.extend(asked.into_iter().filter(|(name, _)| name == TMPDIR));
-    }
-    exported
+/// Keeps the `TMPDIR` of the request, whatever a profile exports: a policy may grant what it names, and an
+/// earlier command may have written the profile.
+fn keep_tmpdir(asked: &Environment, exported: &mut Environment) {
+    let tmpdir = OsStr::new(TMPDIR);
+    exported.remove(tmpdir);
+    exported.extend(asked.get(tmpdir).map(|value| (tmpdir.to_owned(), value.clone())));
 }
 
 /// The variable that decides what a sandbox grants.

@@ -89,13 +89,14 @@ impl From<StartFailure> for CaptureError {
 
 impl ShellSnapshots {
     /// What to start in place of the login shell of `params`, whose environment this is; `None` to start it
-    /// as it is.
+    /// as it is. `hold` bounds the environment that the profile leads to.
     pub(crate) async fn replay(
         &self,
         starter: &Starter,
         limits: ShellSnapshotConfig,
         params: &ExecParams,
         environment: &Environment,
+        hold: impl FnOnce(&mut Environment),
     ) -> Result<Option<Replay>, StartFailure> {
         let Some(asked) = &params.shell_snapshot else { return Ok(None) };
         validate_scope(&asked.scope_id).map_err(StartFailure::Refused)?;
@@ -122,9 +123,9 @@ impl ShellSnapshots {
             let error = RpcError::internal(ErrorKind::SessionEnded, "the session has ended");
             return Err(StartFailure::Refused(error));
         }
-        Ok(snapshot
-            .as_ref()
-            .and_then(|snapshot| snapshot.replay(&params.argv, environment.clone(), &params.env)))
+        Ok(snapshot.as_ref().and_then(|snapshot| {
+            snapshot.replay(&params.argv, environment.clone(), &params.env, hold)
+        }))
     }
 
     /// Kills the captures under way. Resolves once they are gone.

@@ -158,18 +158,21 @@ impl ShellSnapshot {
     }
 
     /// Turns the command line `[path, "-lc", script, …]` and its environment into what restores this
-    /// snapshot and then runs the script. Variables named in `env` keep their value. `None` if only a login
-    /// shell can run it.
+    /// snapshot and then runs the script. Variables named in `env` keep their value; `hold` bounds what the
+    /// profile makes of the others. `None` if only a login shell can run it.
     pub fn replay(
         &self,
         argv: &[String],
         mut environment: Environment,
         env: &Env,
+        hold: impl FnOnce(&mut Environment),
     ) -> Option<Replay> {
         let is_kept = |name: &OsStr| name.to_str().is_some_and(|name| env.0.contains_key(name));
         environment.retain(|name, _| is_kept(name) || !self.removed.contains(name));
         let changed = self.changed.iter().filter(|(name, _)| !is_kept(name));
         environment.extend(changed.map(|(name, value)| (name.clone(), value.clone())));
+        // Before the variables are added by which the shell finds its state.
+        hold(&mut environment);
         let argv = replay::command_line(self.kind, argv, &mut environment)?;
         Some(Replay { argv, environment, state: self.state.clone() })
     }

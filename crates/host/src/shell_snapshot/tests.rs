@@ -102,7 +102,7 @@ impl World {
         let env: Env = env.iter().copied().collect();
         let mut base = self.base.clone();
         base.extend(env.0.iter().map(|(name, value)| (name.into(), value.into())));
-        let replay = snapshot.replay(&self.argv(script), base, &env).unwrap();
+        let replay = snapshot.replay(&self.argv(script), base, &env, |_| ()).unwrap();
         self.run(&replay.argv, &replay.environment, Some(&replay.state))
     }
 }
@@ -492,7 +492,10 @@ fn environments_that_bash_starts_differently_in_need_a_login_shell() {
     for name in ["POSIXLY_CORRECT", "SHELLOPTS", "BASHOPTS"] {
         let mut base = world.base.clone();
         base.insert(name.into(), "x".into());
-        assert!(snapshot.replay(&world.argv("true"), base, &Env::default()).is_none(), "{name}");
+        assert!(
+            snapshot.replay(&world.argv("true"), base, &Env::default(), |_| ()).is_none(),
+            "{name}"
+        );
     }
 }
 
