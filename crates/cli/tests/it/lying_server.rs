@@ -1,8 +1,8 @@
 //! A server that lies: a proxy in front of a real one that changes, breaks, repeats and invents responses,
 //! and an HTTP service that does the same as a registry and as an issuer.
 //!
-//! The lies are a function of the seed. A connection without traffic is closed, so that a client that waits
-//! for a message that was never sent ends.
+//! The lies are a function of the seed. After the first lie, a connection without traffic is closed, so that a
+//! client that waits for a message that was never sent ends.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_websockets::{ClientBuilder, Limits, Message, ServerBuilder};
 
-/// A connection without traffic for this long is closed.
+/// A connection that was lied to and has no traffic for this long is closed.
 const IDLE: Duration = Duration::from_millis(700);
 /// Responses to one client, so that nothing it asks for is endless.
 const MOST_RESPONSES: usize = 3_000;
@@ -129,7 +129,7 @@ async fn relay(stream: TcpStream, setting: Setting) -> Option<()> {
                     client.send(said?).await.ok()?;
                 }
             }
-            () = tokio::time::sleep(IDLE) => break,
+            () = tokio::time::sleep(IDLE), if liar.lied => break,
         }
     }
     let _ = client.close().await;
@@ -145,6 +145,8 @@ struct Liar {
     forbidden: String,
     /// How often the method of [`Lies::Change`] was answered.
     asked: usize,
+    /// Whether anything that was said is not the truth.
+    lied: bool,
 }
 
 impl Liar {
@@ -153,7 +155,7 @@ impl Liar {
         let mut random = Rng::with_seed(seed);
         let percent = [4, 10, 25, 60][random.usize(..4)];
         let (lies, forbidden) = (setting.lies.clone(), setting.forbidden.clone());
-        Self { random, lies, percent, forbidden, asked: 0 }
+        Self { random, lies, percent, forbidden, asked: 0, lied: false }
     }
 
     /// What is sent instead of the truth; `None` closes the connection.
@@ -163,6 +165,7 @@ impl Liar {
             Lies::Result(about, result) => {
                 if about == method && truth.get("id").is_some() {
                     truth = json!({"id": truth["id"], "result": result});
+                    self.lied = true;
                 }
                 return vec![text(&truth)];
             }
@@ -170,6 +173,7 @@ impl Liar {
                 if *about == method && truth.get("result").is_some() {
                     if which.contains(&self.asked) {
                         change(&mut truth["result"]);
+                        self.lied = true;
                     }
                     self.asked += 1;
                 }
@@ -178,6 +182,7 @@ impl Liar {
             Lies::Invent(about, invent) => {
                 if about.contains(&method) {
                     truth = json!({"id": truth["id"], "result": invent(method)});
+                    self.lied = true;
                 }
                 return vec![text(&truth)];
             }
@@ -188,6 +193,7 @@ impl Liar {
         if self.random.u32(..100) >= percent {
             return vec![text(&truth)];
         }
+        self.lied = true;
         match self.random.u32(..100) {
             0..70 => {
                 let inside = if truth.get("result").is_some() { "result" } else { "params" };
