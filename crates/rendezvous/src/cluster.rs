@@ -21,6 +21,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::bridge;
@@ -29,6 +30,7 @@ use crate::hub::{Hub, SocketOwner};
 use crate::metrics::Metrics;
 use crate::nats::{Nats, with_timeout};
 use crate::nats_store::{NatsStore, environment_of};
+use crate::rate::Limited;
 use crate::secret::fill;
 use crate::store::{Registration, Store, StoreError};
 use crate::wire::{WireId, WireReceiver, WireSender, Wires, subject_of};
@@ -40,6 +42,13 @@ const PING: u8 = 5;
 
 /// How many environments one presence request names.
 const PRESENCE_BATCH: usize = 500;
+
+/// The subject on which nodes say what counts towards limits.
+const LIMITS_SUBJECT: &str = "codex-rendezvous.limits";
+/// How much of that waits to be sent; beyond it, only this node counts.
+const MAX_UNSHARED: usize = 1024;
+/// How much of that one message has.
+const SHARED_BATCH: usize = 128;
 
 /// Whether there are other nodes.
 #[derive(Debug, Clone)]
@@ -81,6 +90,15 @@ pub(crate) struct Cluster {
     store: Arc<NatsStore>,
     nats: Arc<Nats>,
     pub wires: Arc<Wires>,
+    /// What this node has let through and the others have yet to count.
+    unshared: (mpsc::Sender<Limited>, Mutex<Option<mpsc::Receiver<Limited>>>),
+}
+
+/// What one node has let through.
+#[derive(Debug, Serialize, Deserialize)]
+struct Taken {
+    node: String,
+    limited: Vec<Limited>,
 }
 
 /// The request of a harness's node to an environment's home for a wire.
@@ -120,7 +138,9 @@ impl Cluster {
         // Longer than the wait for a slow socket, which gives up first.
         let stall = 2 * config.stall_timeout;
         let wires = Wires::new(nats.client.clone(), &nats.node, config.wire_bytes, stall, metrics);
-        Arc::new(Self { config: config.clone(), store: store.clone(), nats, wires })
+        let (sender, receiver) = mpsc::channel(MAX_UNSHARED);
+        let unshared = (sender, Mutex::new(Some(receiver)));
+        Arc::new(Self { config: config.clone(), store: store.clone(), nats, wires, unshared })
     }
 
     pub(crate) fn node(&self) -> &str {
@@ -144,6 +164,8 @@ impl Cluster {
             self.follow_environments(hub),
             self.follow_tokens(),
             self.watch_peers(),
+            self.share_limits(),
+            self.follow_limits(hub),
         );
     }
 
@@ -185,6 +207,43 @@ impl Cluster {
     /// Flushes everything published to other nodes.
     pub(crate) async fn flush(&self) {
         let _ = with_timeout(self.nats.client.flush()).await;
+    }
+
+    // --- limits ---
+
+    /// Has the other nodes count this too.
+    pub(crate) fn share(&self, limited: Limited) {
+        // A node that cannot keep up, or has no NATS, limits by itself.
+        let _ = self.unshared.0.try_send(limited);
+    }
+
+    async fn share_limits(&self) {
+        let Some(mut unshared) = self.unshared.1.lock().take() else { return };
+        let mut limited = Vec::new();
+        while unshared.recv_many(&mut limited, SHARED_BATCH).await > 0 {
+            let taken =
+                Taken { node: self.node().to_owned(), limited: std::mem::take(&mut limited) };
+            if let (Ok(()), Some(taken)) = (self.nats.up(), encode(&taken)) {
+                let _ = with_timeout(self.nats.client.publish(LIMITS_SUBJECT, taken)).await;
+            }
+        }
+    }
+
+    async fn follow_limits(&self, hub: &Hub) {
+        loop {
+            if let Ok(Ok(mut messages)) =
+                with_timeout(self.nats.client.subscribe(LIMITS_SUBJECT)).await
+            {
+                while let Some(message) = messages.next().await {
+                    let taken = serde_json::from_slice(&message.payload);
+                    let Ok(Taken { node, limited }) = taken else { continue };
+                    if node != self.node() {
+                        limited.iter().for_each(|limited| hub.taken_elsewhere(limited));
+                    }
+                }
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
     }
 
     // --- wires ---

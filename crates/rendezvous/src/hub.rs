@@ -18,6 +18,7 @@ use crate::cluster::{Open, Presence, Refusal, Router};
 use crate::config::Config;
 use crate::environment::{AttachError, Detached, Environment, HarnessHandle};
 use crate::metrics::{Gauges, Metrics};
+use crate::rate::{Limited, Limits};
 use crate::socket::{self, Outbound, REGISTERED_AGAIN, REMOVED, Received};
 use crate::store::{Registration, Store, StoreError};
 use crate::table::Dropped;
@@ -30,6 +31,7 @@ pub(crate) struct Hub {
     metrics: Arc<Metrics>,
     store: Store,
     router: Router,
+    limits: Limits,
     tasks: TaskTracker,
     environments: Mutex<HashMap<String, Arc<Environment>>>,
 }
@@ -101,7 +103,23 @@ impl Hub {
         tasks: TaskTracker,
     ) -> Arc<Self> {
         let router = Router::new(&config, &metrics, &store);
-        Arc::new(Self { config, metrics, store, router, tasks, environments: Mutex::default() })
+        let limits = Limits::new(&config);
+        let environments = Mutex::default();
+        Arc::new(Self { config, metrics, store, router, limits, tasks, environments })
+    }
+
+    /// Counts this at every node; `false` if the limit is reached.
+    pub(crate) fn try_take(&self, limited: Limited) -> bool {
+        let permitted = self.limits.try_take(&limited);
+        if permitted && let Some(cluster) = self.router.cluster() {
+            cluster.share(limited);
+        }
+        permitted
+    }
+
+    /// Counts what another node has let through.
+    pub(crate) fn taken_elsewhere(&self, limited: &Limited) {
+        self.limits.try_take(limited);
     }
 
     pub(crate) fn config(&self) -> &Config {

@@ -2,13 +2,50 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
+
+use crate::config::Config;
 
 /// How many keys are tracked; above it, idle keys are dropped.
 const MAX_KEYS: usize = 10_000;
+
+/// What a limit per minute applies to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Limited {
+    /// A wrong token or URL from this address.
+    Failure(IpAddr),
+    /// A call with the token of this id.
+    Call(String),
+}
+
+/// The limits per minute of the whole service: each node also counts what the others have let through.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    failures: RateLimiter<IpAddr>,
+    calls: RateLimiter<String>,
+}
+
+impl Limits {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            failures: RateLimiter::new(config.failures_per_minute),
+            calls: RateLimiter::new(config.calls_per_minute),
+        }
+    }
+
+    /// Counts this; `false` if the limit is reached.
+    pub(crate) fn try_take(&self, limited: &Limited) -> bool {
+        match limited {
+            Limited::Failure(from) => self.failures.try_take(*from),
+            Limited::Call(token) => self.calls.try_take(token.clone()),
+        }
+    }
+}
 
 /// A token bucket per key: `limit` per minute, with a burst of the same size.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::fingerprint::fingerprint;
 use crate::hub::{Hub, Seat, SeatError, SocketOwner};
 use crate::metrics::Metrics;
-use crate::rate::RateLimiter;
+use crate::rate::Limited;
 use crate::secret::{SigningKey, digest, random_name};
 use crate::socket::{REGISTERED_AGAIN, REMOVED};
 use crate::store::{Registration, Store};
@@ -37,8 +37,6 @@ pub(crate) struct Registry {
     store: Store,
     key: SigningKey,
     pub hub: Arc<Hub>,
-    failures: RateLimiter<IpAddr>,
-    calls: RateLimiter<String>,
 }
 
 /// The client that calls, and the base URL to give it.
@@ -58,9 +56,7 @@ impl Registry {
         store: Store,
         hub: Arc<Hub>,
     ) -> Self {
-        let failures = RateLimiter::new(config.failures_per_minute);
-        let calls = RateLimiter::new(config.calls_per_minute);
-        Self { config, metrics, key: store.signing_key(), store, hub, failures, calls }
+        Self { config, metrics, key: store.signing_key(), store, hub }
     }
 
     /// POST `/cloud/environment/{id}/register`
@@ -391,11 +387,13 @@ impl Registry {
     /// at the same address out.
     fn authentication_failed(&self, from: IpAddr) -> ApiError {
         self.metrics.authentication_failures.fetch_add(1, Relaxed);
-        if self.failures.try_take(from) { ApiError::Unauthorized } else { self.limited() }
+        let permitted = self.hub.try_take(Limited::Failure(from));
+        if permitted { ApiError::Unauthorized } else { self.limited() }
     }
 
     fn limit_calls(&self, token: &TokenRecord) -> Result<(), ApiError> {
-        if self.calls.try_take(token.id.clone()) { Ok(()) } else { Err(self.limited()) }
+        let permitted = self.hub.try_take(Limited::Call(token.id.clone()));
+        if permitted { Ok(()) } else { Err(self.limited()) }
     }
 
     fn limited(&self) -> ApiError {

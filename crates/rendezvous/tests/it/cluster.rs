@@ -234,6 +234,40 @@ async fn revoked_token_closes_its_sockets_on_every_node() {
     assert_eq!(book.list().await.unwrap(), []);
 }
 
+/// What one node permits counts at the others: three nodes permit no more than one, but for what happens while they
+/// tell each other.
+#[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
+async fn limits_hold_across_nodes() {
+    const LIMIT: usize = 200;
+    let server = NatsServer::start().await;
+    let nodes: [Node; 3] = nodes(&server, |config| {
+        config.failures_per_minute = LIMIT as u32;
+        config.calls_per_minute = LIMIT as u32;
+    })
+    .await;
+    let token = token(&server).await;
+    let body = register_body();
+    for (seed, credential, permitted) in [(1, "wrong", 401), (2, &*token, 200)] {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut taken, mut refusing) = (0, [false; 3]);
+        while refusing != [true; 3] {
+            let at = random.usize(..3);
+            let node = nodes[at].at();
+            match node.post("/cloud/environment/e1/register", credential, &body).await.0 {
+                429 => refusing[at] = true,
+                status => {
+                    assert_eq!(status, permitted);
+                    taken += 1;
+                    refusing[at] = false;
+                }
+            }
+        }
+        // Each by itself would permit the limit.
+        assert!((LIMIT..2 * LIMIT).contains(&taken), "seed {seed}: {taken}");
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs nats-server; .ci/run has it"]
 async fn environment_moves_between_nodes_with_its_streams() {
