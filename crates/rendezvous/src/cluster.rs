@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream::kv::Operation;
 use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -162,7 +163,7 @@ impl Cluster {
             },
             self.follow_connection(hub),
             self.follow_environments(hub),
-            self.follow_tokens(),
+            self.follow_tokens(hub),
             self.watch_peers(),
             self.share_limits(),
             self.follow_limits(hub),
@@ -386,12 +387,15 @@ impl Cluster {
         }
     }
 
-    async fn follow_tokens(&self) {
+    async fn follow_tokens(&self, hub: &Hub) {
         loop {
             if let Ok(Ok(mut changes)) = with_timeout(self.nats.tokens.watch_all()).await {
                 self.store.tokens_changed();
                 while let Some(Ok(change)) = changes.next().await {
-                    self.store.token_changed(&change.key);
+                    let token = self.store.token_changed(&change.key);
+                    if let (Some(token), false) = (token, change.operation == Operation::Put) {
+                        hub.check_token(token).await;
+                    }
                 }
             }
             sleep(Duration::from_secs(1)).await;

@@ -532,8 +532,16 @@ impl Hub {
     /// Closes the sockets whose token is revoked or expired.
     pub(crate) async fn sweep_tokens(&self) {
         let environments = self.all();
-        let tokens: BTreeSet<String> =
-            environments.iter().flat_map(|environment| environment.tokens()).collect();
+        let tokens = environments.iter().flat_map(|environment| environment.tokens()).collect();
+        self.check_tokens(tokens, &environments).await;
+    }
+
+    /// Closes the sockets of a token that may have been revoked, without waiting for the next sweep.
+    pub(crate) async fn check_token(&self, token: String) {
+        self.check_tokens([token].into(), &self.all()).await;
+    }
+
+    async fn check_tokens(&self, tokens: BTreeSet<String>, environments: &[Arc<Environment>]) {
         let now = self.config.clock.now();
         // Without the store nothing is closed.
         let Ok(dead) = self.store.invalid_tokens(tokens, now).await else { return };

@@ -111,13 +111,15 @@ impl NatsStore {
         self.token_cache().clear();
     }
 
-    /// Forgets the token whose record in the bucket has changed.
-    pub(crate) fn token_changed(&self, key: &str) {
+    /// Forgets the token whose record in the bucket has changed; returns its id if that is known.
+    pub(crate) fn token_changed(&self, key: &str) -> Option<String> {
         let mut cache = self.token_cache();
-        match key.split_once('.') {
-            Some((_, id_or_digest)) => cache.forget(id_or_digest),
-            None => cache.clear(),
-        }
+        let Some((kind, id_or_digest)) = key.split_once('.') else {
+            cache.clear();
+            return None;
+        };
+        let cached = cache.forget(id_or_digest);
+        cached.or_else(|| (kind == ID).then(|| id_or_digest.to_owned()))
     }
 
     fn token_cache(&self) -> MutexGuard<'_, TokenCache> {
@@ -269,12 +271,17 @@ impl NatsTokens {
     }
 
     pub(crate) async fn revoke(&self, id: &str) -> Result<bool, StoreError> {
-        // Listing also finds tokens whose second record was never written.
-        let Some(token) = self.list().await?.into_iter().find(|token| token.id == id) else {
-            return Ok(false);
+        let digest = match read(&self.0, &id_key(id)).await? {
+            Some(digest) => Some(digest),
+            // Listing also finds tokens whose second record was never written.
+            None => {
+                let token = self.list().await?.into_iter().find(|token| token.id == id);
+                token.map(|token| token.digest)
+            }
         };
+        let Some(digest) = digest else { return Ok(false) };
         // The digest first: without it the token is invalid, whatever happens next.
-        for key in [digest_key(&token.digest), id_key(id)] {
+        for key in [digest_key(&digest), id_key(id)] {
             with_timeout(self.0.purge(key)).await?.map_err(|error| nats_error(error.kind()))?;
         }
         Ok(true)
@@ -289,12 +296,15 @@ async fn by_id(tokens: &kv::Store, id: &str) -> Result<Option<TokenRecord>, Stor
     }
 }
 
+/// How the keys of the records by id begin.
+const ID: &str = "id";
+
 fn digest_key(digest: &str) -> String {
     format!("digest.{digest}")
 }
 
 fn id_key(id: &str) -> String {
-    format!("id.{id}")
+    format!("{ID}.{id}")
 }
 
 /// The bucket key of an environment id, which may contain characters that keys cannot.

@@ -44,13 +44,13 @@ impl TokenCache {
         }
     }
 
-    /// The token with this id or digest has changed.
-    pub(crate) fn forget(&mut self, id_or_digest: &str) {
-        let id = self.ids.get(id_or_digest).map_or(id_or_digest, String::as_str);
-        if let Some(token) = self.tokens.remove(id) {
-            self.ids.remove(&token.digest);
-        }
+    /// The token with this id or digest has changed. Returns its id if it was cached.
+    pub(crate) fn forget(&mut self, id_or_digest: &str) -> Option<String> {
         self.changed.insert(id_or_digest.to_owned());
+        let id = self.ids.get(id_or_digest).map_or(id_or_digest, String::as_str);
+        let token = self.tokens.remove(id)?;
+        self.ids.remove(&token.digest);
+        Some(token.id)
     }
 
     /// Any token may have changed.

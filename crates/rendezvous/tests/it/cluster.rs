@@ -234,6 +234,49 @@ async fn revoked_token_closes_its_sockets_on_every_node() {
     assert_eq!(book.list().await.unwrap(), []);
 }
 
+/// Revoking a token closes its sockets, and no others, among sockets of this many tokens (`TOKENS` for more), on both
+/// nodes; prints how long it took.
+#[tokio::test]
+#[ignore = "needs nats-server; .ci/run has it"]
+async fn revocation_finds_its_sockets_among_those_of_many_tokens() {
+    let count = std::env::var("TOKENS").map_or(500, |text| text.parse().unwrap());
+    let server = NatsServer::start().await;
+    let nodes: [Node; 2] = nodes(&server, |config| {
+        // The sockets that are not read do not answer pings.
+        config.pong_within = Duration::from_secs(3600);
+    })
+    .await;
+    let book = tokens(&server).await;
+    let register = token(&server).await;
+    let (mut environments, mut open) = (Vec::new(), Vec::new());
+    for n in 0..count {
+        let made = book.create(Scope::Any, vec![Right::Connect], system_now(), None).await.unwrap();
+        // An environment has room for 256.
+        let environment = format!("e{}", n / 250);
+        if n % 250 == 0 {
+            environments.push(nodes[0].online(&environment, &register).await);
+        }
+        let harness = nodes[n % 2].harness(&environment, made.0.expose(), n % 4).await;
+        open.push((made.1.id, harness));
+    }
+    let mut random = fastrand::Rng::with_seed(count as u64);
+    let mut slowest = Duration::ZERO;
+    for _ in 0..10 {
+        let (id, mut harness) = open.swap_remove(random.usize(..open.len()));
+        let start = std::time::Instant::now();
+        assert!(book.revoke(&id).await.unwrap());
+        assert_eq!(next(&mut harness).await, "closed 1008");
+        slowest = slowest.max(start.elapsed());
+    }
+    eprintln!("{count} tokens: the slowest of ten revocations took {slowest:?}");
+    for (_, harness) in &mut open {
+        // A ping, at most.
+        while let Some(message) = harness.next().now_or_never() {
+            assert!(!message.unwrap().unwrap().is_close());
+        }
+    }
+}
+
 /// What one node permits counts at the others: three nodes permit no more than one, but for what happens while they
 /// tell each other.
 #[tokio::test]
