@@ -155,7 +155,8 @@ impl Output {
 /// Reads what is available. Continues while a busy process keeps up, so that its output forms few large
 /// chunks; a keystroke's echo is returned at once.
 fn read(fd: &OwnedFd, limit: usize) -> Result<Bytes, Errno> {
-    const MUCH: usize = 4 << 10;
+    // A terminal gives at most a byte less than 4 KiB at a time.
+    const MUCH: usize = 2 << 10;
     if limit < READ_BYTES {
         let mut bytes = vec![0; limit];
         let len = rustix::io::read(fd, &mut bytes)?;
