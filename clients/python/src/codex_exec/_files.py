@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import collections
 import itertools
 import posixpath
@@ -281,7 +282,7 @@ class AsyncFiles:
 
     # Names
 
-    async def list(self, path: PathLike = ".") -> list[Entry]:
+    async def list(self, path: PathLike = ".") -> builtins.list[Entry]:
         """The entries of a directory, sorted; links are described by their targets."""
         base = self.resolve(path)
         result = await self._call("fs/readDirectory", {"path": to_uri(base)})

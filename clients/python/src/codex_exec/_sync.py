@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -165,7 +166,7 @@ class Files:
         """Writes a file from blocks; see :meth:`AsyncFiles.write_blocks`."""
         return self._runner.call(self._files.write_blocks(path, blocks, mode=mode))
 
-    def list(self, path: PathLike = ".") -> list[Entry]:
+    def list(self, path: PathLike = ".") -> builtins.list[Entry]:
         """The entries of a directory, sorted; links are described by their targets."""
         return self._runner.call(self._files.list(path))
 
