@@ -256,10 +256,11 @@ class AsyncFiles:
             params["permissions"] = mode
         if keep:
             params["keep"] = True
-        await self._call("fs/open", params, repeatable=keep)
         waiting: collections.deque[asyncio.Future[Any]] = collections.deque()
         offset = 0
         try:
+            # What is cancelled here may have been opened.
+            await self._call("fs/open", params, repeatable=keep)
             async for block in blocks:
                 body = {"handleId": handle, "offset": offset, "chunk": base64.b64encode(block).decode()}
                 waiting.append(connection.post("fs/writeBlock", body, repeatable=keep))
