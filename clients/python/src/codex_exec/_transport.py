@@ -165,6 +165,9 @@ class WebSocketDialer:
                     f"{where} refused the token (HTTP {status}); it is missing, unknown, expired or revoked",
                     code=status,
                 ) from error
+            if status in (502, 503, 504):
+                # A proxy whose server is starting; a client that had a session tries again.
+                raise ConnectError(f"the server at {where} is not available (HTTP {status})", code=status) from error
             raise ProtocolViolationError(
                 f"{where} is not a codex exec-server: it answered HTTP {status} instead of a websocket",
                 code=status,
@@ -172,6 +175,8 @@ class WebSocketDialer:
         except InvalidURI as error:
             raise InvalidParamsError(f"invalid server address {where!r}: {error}") from error
         except InvalidHandshake as error:
+            if isinstance(error.__cause__, EOFError):
+                raise ConnectError(f"{where} closed the connection before it answered") from error
             raise ProtocolViolationError(f"{where} is not a codex exec-server: {error}") from error
         except ConnectionRefusedError as error:
             raise ConnectRefusedError(
