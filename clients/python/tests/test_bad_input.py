@@ -13,7 +13,6 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import websockets.asyncio.server as ws_server
@@ -243,51 +242,7 @@ def test_a_request_that_must_not_be_repeated_fails_when_its_connection_is_lost()
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-# Cancellation
-
-
-class _Cancelling:
-    """Throws CancelledError into a coroutine at its n-th suspension."""
-
-    def __init__(self, work: Any, step: int) -> None:
-        self._work, self._step = work, step
-
-    async def run(self) -> Any:
-        return await self
-
-    def __await__(self) -> Any:
-        for _ in range(self._step):
-            try:
-                waiting = self._work.send(None)
-            except StopIteration as end:
-                return end.value
-            yield waiting
-        try:
-            waiting = self._work.throw(asyncio.CancelledError())
-            while True:
-                yield waiting
-                waiting = self._work.send(None)
-        except StopIteration as end:
-            return end.value
-
-
-def test_cancellation_at_every_await_leaves_no_process_and_a_usable_connection(ours: str) -> None:
-    async def main() -> None:
-        async with await AsyncSandbox.connect(ours) as sandbox:
-            # The command suspends its caller at least ten times before it sleeps.
-            command = "for i in 0 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.02; done; exec sleep 600"
-            for step in range(9):
-                with pytest.raises(asyncio.CancelledError):
-                    await asyncio.wait_for(_Cancelling(sandbox.run(command).__await__(), step).run(), 60)
-            assert not sandbox._processes
-            # What was cancelled is killed, whichever request it was in.
-            for left in (await sandbox.request("process/list", {}))["processes"]:
-                if not left["exited"]:
-                    params = {"processId": left["processId"], "afterSeq": left["nextSeq"], "waitMs": 30_000}
-                    assert (await sandbox.request("process/read", params))["exited"]
-            assert (await sandbox.run(["echo", "still here"])).stdout == "still here\n"
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+# Cancellation: test_cancellation.py has every operation at each of its awaits
 
 
 def test_a_cancelled_run_may_leave_the_command_running(ours: str) -> None:
