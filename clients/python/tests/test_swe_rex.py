@@ -43,8 +43,10 @@ from swerex.runtime.abstract import (
 from codex_exec import AsyncSandbox
 from codex_exec.adapters.swe_rex import CodexDeployment, CodexRuntime
 
+from .conftest import OURS, start_server, stop_server
 
-def test_its_own_scenarios(ours: str, tmp_path: Path) -> None:
+
+def test_its_own_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = os.environ.get("SWE_REX_TESTS")
     if not theirs:
         if os.environ.get("CI"):
@@ -55,17 +57,23 @@ def test_its_own_scenarios(ours: str, tmp_path: Path) -> None:
     (suite / "__init__.py").touch()
     shutil.copy(Path(theirs) / "test_execution.py", suite)
     shutil.copy(Path(__file__).parent / "swe_rex_fixtures.py", suite / "conftest.py")
+    # The sessions start `python`, which not every machine has under this name.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    server, address = start_server(OURS)
     # Of a host name that does not exist, by their own client.
     unrelated = ["--deselect", "suite/test_execution.py::test_server_dead"]
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "--asyncio-mode=auto", *unrelated]
-    ran = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-W", "ignore", str(suite)],
-        cwd=tmp_path,
-        env={**os.environ, "CODEX_TEST_SERVER": ours},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    try:
+        ran = subprocess.run(
+            [*command, "-p", "no:cacheprovider", "-W", "ignore", str(suite)],
+            cwd=tmp_path,
+            env={**os.environ, "CODEX_TEST_SERVER": address},
+            capture_output=True,
+            text=True,
+            timeout=170,
+        )
+    finally:
+        stop_server(server)
     assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
 
 
