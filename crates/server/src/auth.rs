@@ -63,6 +63,10 @@ pub(crate) enum Principal {
     /// The program that embeds the server, or a harness of a registry that does not tell harnesses apart.
     Embedder,
     /// A harness that the registry names.
+    #[cfg_attr(
+        not(feature = "remote"),
+        expect(dead_code, reason = "harnesses come with remote mode")
+    )]
     Harness {
         /// What the registry calls it.
         id: String,
