@@ -31,6 +31,7 @@ mod ls;
 #[cfg(test)]
 mod manual;
 mod mcp;
+mod name_service;
 mod observe;
 mod on;
 mod outage;
@@ -130,6 +131,7 @@ impl Command {
 fn main() -> ExitCode {
     // If a server has re-entered this program as a helper, this does not return.
     codex_exec_server::main_if_reentered();
+    name_service::use_built_in_sources();
     terminal::main_if_guard();
     completion::main_if_candidates();
     let cli = match Cli::try_parse_from(arguments()) {
