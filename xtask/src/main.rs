@@ -5,9 +5,11 @@ mod boundaries;
 mod codex;
 mod compatibility;
 mod dependencies;
+mod dist;
 mod fuzz;
 mod holes;
 mod packages;
+mod remap;
 mod reproduce;
 mod sbom;
 mod schema;
@@ -27,6 +29,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Write docs/compatibility.md from interop/compatibility.toml
     Compatibility,
+    /// Make what to give to others: a static program, a tarball, a Debian package
+    Dist(dist::DistArgs),
     /// Fuzz parsers in process, on stable Rust
     Fuzz(fuzz::FuzzArgs),
     /// Remove one protection at a time, and check that a random test finds the hole
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Bench(args) => bench::run(&args),
         Task::Compatibility => compatibility::run(),
+        Task::Dist(args) => dist::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Holes(args) => holes::run(&args),
         Task::Reproduce(args) => reproduce::run(&args),

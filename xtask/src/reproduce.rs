@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use crate::codex;
+use crate::{codex, dist, remap};
 
 /// How to build.
 #[derive(Debug, Args)]
@@ -15,6 +15,9 @@ pub(crate) struct ReproduceArgs {
     /// Build as for a release, which takes several times as long
     #[arg(long)]
     release: bool,
+    /// Build the static program of `cargo xtask dist`
+    #[arg(long, conflicts_with_all = ["release", "package"])]
+    dist: bool,
     /// The commit to build
     #[arg(long, default_value = "HEAD")]
     commit: String,
@@ -53,37 +56,25 @@ fn check_out(commit: &str, place: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds with every path of this machine replaced, in Rust and in C, and returns the program.
+/// Builds with every path of this machine replaced, and returns the program.
 fn build(args: &ReproduceArgs, place: &Path) -> anyhow::Result<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
-    let home = home.context("no CARGO_HOME and no HOME")?;
-    let (place_text, home) = (place.display(), home.display());
-    let remap = format!("--remap-path-prefix={place_text}=/src --remap-path-prefix={home}=/cargo");
-    let prefixes = format!("-ffile-prefix-map={place_text}=/src -ffile-prefix-map={home}=/cargo");
+    // The time of the commit, for what asks for a time.
+    let epoch = remap::commit_time(&args.commit)?;
     let target = place.join("target");
+    if args.dist {
+        return dist::program::build(place, &target, epoch);
+    }
     let mut command = codex::cargo();
     command
         .args(["build", "--quiet", "--locked", "--package", &args.package])
         .args(args.release.then_some("--release"))
         .current_dir(place)
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_INCREMENTAL", "0")
-        .env("RUSTFLAGS", remap)
-        .env("CFLAGS", prefixes)
-        // The time of the commit, for what asks for a time.
-        .env("SOURCE_DATE_EPOCH", commit_time(&args.commit)?);
-    ensure!(command.status()?.success(), "the build in {place_text} failed");
+        .env("SOURCE_DATE_EPOCH", epoch.to_string());
+    remap::replace_paths(&mut command, place, &[])?;
+    ensure!(command.status()?.success(), "the build in {} failed", place.display());
     let profile = if args.release { "release" } else { "debug" };
     Ok(target.join(profile).join(&args.package))
-}
-
-fn commit_time(commit: &str) -> anyhow::Result<String> {
-    let shown =
-        Command::new("git").args(["show", "--no-patch", "--format=%ct", commit]).output()?;
-    ensure!(shown.status.success(), "no commit {commit}");
-    Ok(String::from_utf8(shown.stdout)?.trim().to_owned())
 }
 
 fn digest(file: &Path) -> anyhow::Result<String> {

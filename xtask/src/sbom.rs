@@ -20,18 +20,21 @@ pub(crate) struct SbomArgs {
 
 pub(crate) fn run(args: &SbomArgs) -> anyhow::Result<()> {
     let packages = Packages::load(std::env::consts::ARCH)?;
-    let lock = std::fs::read_to_string("Cargo.lock")?;
-    let document = document(&packages, "codex", &checksums(&lock)?)?;
-    let count = document["components"].as_array().map_or(0, Vec::len);
-    let mut text = serde_json::to_string_pretty(&document)?;
-    text.push('\n');
+    let text = json_text(&packages)?;
     if let Some(directory) = args.output.parent() {
         std::fs::create_dir_all(directory)?;
     }
     std::fs::write(&args.output, text)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
-    eprintln!("{}: {count} components", args.output.display());
+    eprintln!("{}", args.output.display());
     Ok(())
+}
+
+/// The document of the program.
+pub(crate) fn json_text(packages: &Packages) -> anyhow::Result<String> {
+    let lock = std::fs::read_to_string("Cargo.lock")?;
+    let document = document(packages, "codex", &checksums(&lock)?)?;
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
 /// SHA-256 digests of the packages of registries, by name and version.
