@@ -8,6 +8,8 @@ mod cat;
 mod closed_streams;
 mod completion;
 mod config_args;
+#[cfg(test)]
+mod configuration;
 mod confirm;
 mod control;
 mod cp;
