@@ -67,6 +67,7 @@ impl Files {
         // Polling once enters the queue.
         let mut permit = Box::pin(self.running.clone().acquire_owned());
         let first = permit.as_mut().now_or_never();
+        let requests_end = self.connection.requests_end();
         tokio::spawn(async move {
             let outbound = request.outbound().clone();
             let work = async move {
@@ -76,11 +77,12 @@ impl Files {
                 };
                 (result.await, permit)
             };
+            tokio::pin!(work);
             // Held until the response is sent, so a client that does not read holds a bounded number.
             let (result, _permit) = tokio::select! {
-                done = work => done,
-                // The client has gone: dropping the work cancels it.
-                () = outbound.closed() => return,
+                done = &mut work => done,
+                // The client has gone: dropping the work cancels it, and what waits for it never begins.
+                () = outbound.closed() => return requests_end.end(),
             };
             match result {
                 // The result is dropped after it is sent: its notifications may follow only then.

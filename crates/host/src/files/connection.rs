@@ -11,6 +11,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::{ControlFlow, Deref};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use codex_exec_server_protocol::files::FsDone;
@@ -97,6 +98,26 @@ struct Inner {
     memory: Arc<dyn AnswerMemory>,
     /// Handles that survive the connection.
     persistent: OnceLock<Arc<PersistentHandles>>,
+    /// The client has gone: what has not begun never begins.
+    has_ended: AtomicBool,
+}
+
+/// Ends a connection's requests.
+#[derive(Clone)]
+pub struct RequestsEnd(Arc<Inner>);
+
+impl RequestsEnd {
+    /// Keeps requests that have not begun from ever beginning. Call this before dropping any of them: its turn
+    /// passes to the next one, which must not take effect without those before it.
+    pub fn end(&self) {
+        self.0.has_ended.store(true, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for RequestsEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestsEnd").finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for FileConnection {
@@ -122,7 +143,13 @@ impl FileConnection {
             sink,
             memory,
             persistent: OnceLock::new(),
+            has_ended: AtomicBool::new(false),
         }))
+    }
+
+    /// What ends the requests of this connection once its client has gone.
+    pub fn requests_end(&self) -> RequestsEnd {
+        RequestsEnd(self.0.clone())
     }
 
     /// Sets the session's table of persistent handles and queue of requests. Without it, the connection
@@ -133,7 +160,8 @@ impl FileConnection {
     }
 
     /// Queues the request now and returns the work to await or spawn. Call this in the order the
-    /// requests arrived; the futures may be polled in any order.
+    /// requests arrived; the futures may be polled in any order. A future that is dropped lets those behind it
+    /// run, unless [`RequestsEnd::end`] was called before.
     ///
     /// Ignores the request's `sandbox`, which has determined `backend`. Requests on a handle run where
     /// the handle was opened, whatever `backend` is.
@@ -161,6 +189,10 @@ impl FileConnection {
         let inner = self.0.clone();
         async move {
             turn.wait().await;
+            if inner.has_ended.load(Ordering::Acquire) {
+                // Those before it may have been dropped; this one will be.
+                std::future::pending::<()>().await;
+            }
             let performed = inner.perform(backend.await?, operation, turn).await?;
             let Performed { outcome, sent, memory } = performed;
             Ok(Answer { response: R::response(outcome)?, _sent: sent, memory })

@@ -44,7 +44,7 @@ mod watches;
 pub use cancel::Cancel;
 pub use change_memory::{ChangeMemory, ChangeShare};
 pub use config::FilesConfig;
-pub use connection::{Answer, Backend, EventSink, FileConnection};
+pub use connection::{Answer, Backend, EventSink, FileConnection, RequestsEnd};
 pub use error::FileError;
 pub use executor::Executor;
 pub use helper::{HelperClient, serve_helper};

@@ -2,6 +2,9 @@
 //!
 //! Each guest has a queue of its own. A guest that does not keep up misses output in it, never an exit; it sees
 //! that in the numbers and reads what is missing, as far as it is retained. So no guest delays another one.
+//!
+//! Invariant: a guest is sent events in their order, and `Closed` last. What waits for it is bounded: output by
+//! the limit, sizes by one after another event.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -28,10 +31,49 @@ struct Guest {
     paces: bool,
     queue: VecDeque<ProcessEvent>,
     bytes: usize,
-    /// The last event that did not fit: sent once the queue is empty, so that the guest sees that it missed
-    /// something even if nothing follows.
+    /// The last output that did not fit: sent once the queue is empty, or before an exit, so that the guest sees
+    /// that it missed something even if nothing follows.
     missed: Option<ProcessEvent>,
+    /// The last size that did not fit.
+    missed_size: Option<ProcessEvent>,
     delivered: u64,
+}
+
+impl Guest {
+    fn publish(&mut self, event: &ProcessEvent, limit: usize) {
+        let is_behind = self.missed.is_some() || self.missed_size.is_some() || self.bytes >= limit;
+        match &event.kind {
+            EventKind::Output { .. } if is_behind => self.missed = Some(event.clone()),
+            EventKind::Resized { .. } if is_behind => self.missed_size = Some(event.clone()),
+            EventKind::Resized { .. } => {
+                let is_size =
+                    |last: &mut ProcessEvent| matches!(last.kind, EventKind::Resized { .. });
+                self.queue.pop_back_if(is_size);
+                self.queue(event.clone());
+            }
+            EventKind::Output { .. } => self.queue(event.clone()),
+            EventKind::Exited { .. } | EventKind::Closed => {
+                self.queue_missed();
+                self.queue(event.clone());
+            }
+        }
+    }
+
+    fn queue(&mut self, event: ProcessEvent) {
+        self.bytes += event.len();
+        self.queue.push_back(event);
+    }
+
+    /// Queues what did not fit. (A size has the number of the output before it.)
+    fn queue_missed(&mut self) {
+        let mut missed = [self.missed.take(), self.missed_size.take()];
+        if let [Some(output), Some(size)] = &missed
+            && size.seq < output.seq
+        {
+            missed.swap(0, 1);
+        }
+        missed.into_iter().flatten().for_each(|event| self.queue(event));
+    }
 }
 
 impl Guests {
@@ -55,25 +97,19 @@ impl Guests {
 
     pub(super) fn join(&mut self, id: ClientId, sink: Box<dyn EventSink>, paces: bool) {
         self.leave(id);
-        let (queue, bytes, missed) = (VecDeque::new(), 0, None);
-        self.all.push(Guest { id, sink, paces, queue, bytes, missed, delivered: 0 });
+        let queue = VecDeque::new();
+        let (missed, missed_size) = (None, None);
+        let guest = Guest { id, sink, paces, queue, bytes: 0, missed, missed_size, delivered: 0 };
+        self.all.push(guest);
     }
 
     pub(super) fn leave(&mut self, id: ClientId) {
         self.all.retain(|guest| guest.id != id);
     }
 
-    /// Queues an event for everyone; output only where at most `limit` bytes wait.
+    /// Queues an event for everyone; output only where fewer than `limit` bytes wait.
     pub(super) fn publish(&mut self, event: &ProcessEvent, limit: usize) {
-        for guest in &mut self.all {
-            let is_output = matches!(event.kind, EventKind::Output { .. });
-            if is_output && (guest.missed.is_some() || guest.bytes >= limit) {
-                guest.missed = Some(event.clone());
-            } else {
-                guest.bytes += event.len();
-                guest.queue.push_back(event.clone());
-            }
-        }
+        self.all.iter_mut().for_each(|guest| guest.publish(event, limit));
     }
 
     /// Bytes that wait for the pacing guest that is furthest ahead; `None` without one.
@@ -91,11 +127,8 @@ impl Guests {
         let mut changed = false;
         self.all.retain_mut(|guest| {
             loop {
-                if guest.queue.is_empty()
-                    && let Some(missed) = guest.missed.take()
-                {
-                    guest.bytes += missed.len();
-                    guest.queue.push_back(missed);
+                if guest.queue.is_empty() {
+                    guest.queue_missed();
                 }
                 let Some(event) = guest.queue.front() else { return true };
                 match guest.sink.poll_ready(cx, event) {
@@ -152,5 +185,99 @@ impl Sizes {
             cols: a.cols.min(b.cols),
         };
         self.0.iter().map(|(_, size, _)| *size).reduce(smaller)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use codex_exec_server_protocol::process::OutputStream;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A sink that takes as many events as it was given room for.
+    #[derive(Clone, Default)]
+    struct Sink {
+        room: Arc<AtomicUsize>,
+        taken: Arc<Mutex<Vec<ProcessEvent>>>,
+    }
+
+    impl EventSink for Sink {
+        fn poll_ready(
+            &mut self,
+            _: &mut Context<'_>,
+            _: &ProcessEvent,
+        ) -> Poll<Result<(), SinkClosed>> {
+            let took = self
+                .room
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
+            if took.is_ok() { Poll::Ready(Ok(())) } else { Poll::Pending }
+        }
+
+        fn send(&mut self, event: ProcessEvent) {
+            self.taken.lock().push(event);
+        }
+    }
+
+    /// However slow a guest is, it is sent events in their order, the exit and the latest size among them, `Closed`
+    /// last, and a bounded amount waits for it.
+    #[test]
+    fn a_slow_guest_is_sent_events_in_order() {
+        const LIMIT: usize = 1000;
+        const LARGEST: usize = 300;
+        let mut gaps = 0;
+        for seed in 0..2000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let sink = Sink::default();
+            let mut guests = Guests::default();
+            guests.join(ClientId(1), Box::new(sink.clone()), false);
+            let (count, slowness) = (random.usize(1..60), random.usize(1..12));
+            let exits_at = random.usize(..count);
+            let (mut seq, mut size) = (0, None);
+            let publish = |guests: &mut Guests, seq: u64, kind: EventKind| {
+                let event = ProcessEvent { process_id: "p".into(), seq, kind };
+                guests.publish(&event, LIMIT);
+                let guest = &guests.all[0];
+                assert!(guest.bytes < LIMIT + 3 * LARGEST, "seed {seed}");
+                assert!(guest.queue.len() <= 2 * count + 4, "seed {seed}");
+            };
+            for n in 0..count {
+                for resizes in 0..random.u64(..4) {
+                    let new = TerminalSize { rows: random.u16(1..), cols: 1 };
+                    size = Some(new);
+                    publish(&mut guests, seq, EventKind::Resized { size: new, resizes });
+                }
+                seq += 1;
+                let kind = if n == exits_at {
+                    let (ended_by, usage) = (None, None);
+                    EventKind::Exited { code: 0, sandbox_denied: false, ended_by, usage }
+                } else {
+                    let bytes = Bytes::from(vec![0; random.usize(1..LARGEST)]);
+                    EventKind::Output { stream: OutputStream::Pty, bytes }
+                };
+                publish(&mut guests, seq, kind);
+                sink.room.store(random.usize(..6) / slowness, Ordering::Relaxed);
+                guests.deliver_ready();
+            }
+            publish(&mut guests, seq + 1, EventKind::Closed);
+            sink.room.store(usize::MAX, Ordering::Relaxed);
+            guests.deliver_ready();
+            let taken = sink.taken.lock();
+            assert!(taken.is_sorted_by_key(|event| event.seq), "seed {seed}: {taken:?}");
+            assert_eq!(taken.last().unwrap().kind, EventKind::Closed, "seed {seed}");
+            let is_exit = |event: &&ProcessEvent| matches!(event.kind, EventKind::Exited { .. });
+            assert_eq!(taken.iter().filter(is_exit).count(), 1, "seed {seed}");
+            let sizes = taken.iter().filter_map(|event| match event.kind {
+                EventKind::Resized { size, .. } => Some(size),
+                _ => None,
+            });
+            assert_eq!(sizes.last(), size, "seed {seed}");
+            gaps += usize::from(taken.windows(2).any(|pair| pair[1].seq > pair[0].seq + 1));
+        }
+        assert!(gaps > 100, "{gaps}");
     }
 }

@@ -171,3 +171,67 @@ async fn one_request_at_a_time_gets_responses_in_order() {
     client.call("process/terminate", json!({"processId": "p"})).await.unwrap();
     assert_eq!(client.response(waiting).await.unwrap()["exitCode"], 137);
 }
+
+/// Of the changes that a connection asked for before it was cut, some take effect and then no more: in the files, and
+/// in a file that is replaced block by block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_connection_leaves_the_first_of_its_changes() {
+    const CASES: u64 = 60;
+    let cases = std::env::var("CUT_CASES").map_or(CASES, |text| text.parse().unwrap());
+    let server = server();
+    let address = listen(&server).await;
+    for seed in 0..cases {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let uri = |name: &str| format!("file://{}", at(name).display());
+        let mut client = Client::websocket(address).await;
+        let session = client.handshake(json!({"clientName": "test"})).await.unwrap();
+        let pairs = random.usize(4..30);
+        for n in 0..pairs {
+            std::fs::write(at(&format!("a{n}")), vec![b'x'; random.usize(0..200_000)]).unwrap();
+        }
+        std::fs::write(at("replaced"), "old").unwrap();
+        let block = base64(&[b'n'; 50_000]);
+        let mut requests = Vec::new();
+        for n in 0..pairs {
+            let (from, to) = (format!("a{n}"), format!("b{n}"));
+            let copy =
+                json!({"sourcePath": uri(&from), "destinationPath": uri(&to), "recursive": false});
+            requests.push(("fs/copy", copy));
+            requests.push(("fs/remove", json!({"path": uri(&from)})));
+        }
+        let changes = requests.len();
+        let open = json!({"handleId": "h", "path": uri("replaced"), "mode": "replaceAtomic"});
+        requests.push(("fs/open", open));
+        for n in 0..8 {
+            let write = json!({"handleId": "h", "offset": n * 50_000, "chunk": block});
+            requests.push(("fs/writeBlock", write));
+        }
+        requests.push(("fs/close", json!({"handleId": "h", "commit": true})));
+        // The order of the two kinds differs.
+        if random.bool() {
+            requests.rotate_left(changes);
+        }
+        let mut ids = Vec::new();
+        for (method, params) in requests {
+            ids.push(client.send_request(method, params).await);
+        }
+        let answered = random.usize(..ids.len());
+        client.response(ids[answered]).await.unwrap();
+        drop(client);
+        // Waits for what has begun.
+        let mut next = Client::resume_at(address, &session).await;
+        next.call("fs/getMetadata", json!({"path": uri("replaced")})).await.unwrap();
+        next.call("fs/remove", json!({"path": uri("nothing")})).await.unwrap();
+        let state: Vec<bool> = (0..pairs)
+            .flat_map(|n| [at(&format!("b{n}")).exists(), !at(&format!("a{n}")).exists()])
+            .collect();
+        let done = state.iter().take_while(|done| **done).count();
+        assert!(state[done..].iter().all(|done| !done), "seed {seed}: {state:?}");
+        let replaced = std::fs::read(at("replaced")).unwrap();
+        let is_whole = replaced == b"old" || replaced == [b'n'; 400_000];
+        assert!(is_whole, "seed {seed}: {} bytes", replaced.len());
+        next.close().await;
+    }
+}
