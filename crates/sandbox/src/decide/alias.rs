@@ -384,7 +384,7 @@ struct File {
 }
 
 /// The mount table, indexed.
-pub(super) struct MountTable<'m> {
+pub(crate) struct MountTable<'m> {
     mounts: &'m [Mount],
     by_id: HashMap<u64, &'m Mount>,
     /// Mounts of file systems that are mounted more than once. Not `/proc`, since a sandbox sees only
@@ -393,7 +393,7 @@ pub(super) struct MountTable<'m> {
 }
 
 impl<'m> MountTable<'m> {
-    pub(super) fn new(mounts: &'m [Mount]) -> Self {
+    pub(crate) fn new(mounts: &'m [Mount]) -> Self {
         let mut by_file_system: HashMap<(u32, u32), Vec<&Mount>> = HashMap::new();
         for mount in mounts.iter().filter(|mount| mount.kind != "proc") {
             by_file_system.entry(mount.file_system).or_default().push(mount);
@@ -431,7 +431,7 @@ impl<'m> MountTable<'m> {
     }
 
     /// The aliases of a file through other mounts, with their mount ids.
-    pub(super) fn aliases(&self, path: &Path, mount: u64) -> Vec<(PathBuf, u64)> {
+    pub(crate) fn aliases(&self, path: &Path, mount: u64) -> Vec<(PathBuf, u64)> {
         let mut names = Vec::new();
         let Some((mount, all)) = self.others(mount) else { return names };
         let Ok(below) = path.strip_prefix(&mount.point) else { return names };

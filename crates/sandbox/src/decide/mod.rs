@@ -1,7 +1,7 @@
 //! Decide: resolves a policy against a file system to an access for every path. Pure.
 
 pub(crate) mod access;
-mod alias;
+pub(crate) mod alias;
 pub(crate) mod ceiling;
 mod expand;
 pub mod facts;

@@ -82,6 +82,8 @@ pub struct ResolvedPolicy {
     pub known: HashMap<OsString, Option<Node>>,
     /// Writable paths that do not exist.
     pub missing_roots: Vec<MissingRoot>,
+    /// Patterns deny something.
+    pub has_patterns: bool,
     /// The policy's own depth limit truncated the expansion of patterns.
     pub globs_truncated: bool,
     /// The host's devices stay: the entries restrict nothing.
@@ -235,6 +237,7 @@ impl Entries<'_> {
         let base = resolving.glob_base(&globs, cwd);
         let mut unlistable = Vec::new();
         if !globs.is_empty() {
+            resolving.policy.has_patterns = true;
             let granted = resolving.granted(mount_table);
             let (base, resolver) = (base.as_deref(), &mut resolving.resolver);
             let found = expand::expand(&globs, base, own_depth, &granted, limits, resolver)?;
@@ -665,6 +668,7 @@ impl ResolvedPolicy {
             pinned_directories: BTreeSet::new(),
             known: HashMap::new(),
             missing_roots: Vec::new(),
+            has_patterns: false,
             globs_truncated: false,
             host_devices: false,
             network,

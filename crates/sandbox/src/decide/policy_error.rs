@@ -101,6 +101,16 @@ pub enum PolicyError {
         /// The directory with such names, or with none that would tell.
         at: PathBuf,
     },
+    /// A pattern denies names, but files have other spellings.
+    #[error(
+        "the glob patterns cannot be applied in `{}`, where names in upper and in lower case lead to the same \
+         file; deny the directory",
+        .at.display()
+    )]
+    PatternSpelling {
+        /// The mount with such names.
+        at: PathBuf,
+    },
     /// The mount table is not usable, so aliases cannot be determined.
     #[error("cannot read the mount table: {0}")]
     Mounts(String),

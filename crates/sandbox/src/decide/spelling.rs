@@ -16,10 +16,10 @@ use codex_exec_server_protocol::AccessMode;
 use super::facts::{Facts, Mount};
 use super::kernel_trees;
 use super::paths::{is_within, parent};
-use super::policy::{PolicyError, ResolvedPolicy};
+use super::policy::{PolicyError, Region, ResolvedPolicy};
 
 /// File systems whose names the kernel itself compares.
-const OF_THE_KERNEL: [&str; 22] = [
+const OF_THE_KERNEL: [&str; 21] = [
     "autofs",
     "bcachefs",
     "btrfs",
@@ -33,7 +33,6 @@ const OF_THE_KERNEL: [&str; 22] = [
     "hugetlbfs",
     "iso9660",
     "jfs",
-    "overlay",
     "ramfs",
     "reiserfs",
     "rootfs",
@@ -50,23 +49,39 @@ pub(super) fn check(
     facts: &dyn Facts,
     mounts: &[Mount],
 ) -> Result<(), PolicyError> {
-    let foreign = |mount: &&Mount| {
-        let kind = mount.kind.as_str();
-        !OF_THE_KERNEL.contains(&kind) && !kernel_trees::is_one(kind)
-    };
-    let foreign: Vec<&Path> = mounts.iter().filter(foreign).map(|mount| &*mount.point).collect();
-    if foreign.is_empty() {
+    if !mounts.iter().any(is_foreign) {
         return Ok(());
     }
     let mut checked = HashSet::new();
     for path in restricted(policy) {
         // The mount that has the name, not one at it.
         let directory = parent(&path).unwrap_or(&path);
-        let around = foreign.iter().filter(|point| is_within(directory, point));
-        let Some(mount) = around.max_by_key(|point| point.as_os_str().len()) else { continue };
-        check_names(&path, mount, facts, &mut checked)?;
+        let around = mounts.iter().filter(|mount| is_within(directory, &mount.point));
+        let Some(mount) = around.max_by_key(|mount| mount.point.as_os_str().len()) else {
+            continue;
+        };
+        if is_foreign(mount) {
+            Tree::new(mount, facts).check_names(&path, &mut checked)?;
+        }
+    }
+    if policy.has_patterns {
+        let seen = |mount: &&Mount| {
+            let granted = |(path, region): &(PathBuf, Region)| {
+                region.access != AccessMode::Deny && is_within(path, &mount.point)
+            };
+            policy.access.access(&mount.point) != AccessMode::Deny
+                || policy.regions.iter().any(granted)
+        };
+        for mount in mounts.iter().filter(|mount| is_foreign(mount)).filter(seen) {
+            Tree::new(mount, facts).check_patterns()?;
+        }
     }
     Ok(())
+}
+
+fn is_foreign(mount: &Mount) -> bool {
+    let kind = mount.kind.as_str();
+    !OF_THE_KERNEL.contains(&kind) && !kernel_trees::is_one(kind)
 }
 
 /// Every name that must not be reached, or created, by another spelling.
@@ -92,33 +107,68 @@ fn restricted(policy: &ResolvedPolicy) -> impl Iterator<Item = PathBuf> {
         .chain(policy.pinned_directories.iter().cloned())
 }
 
-/// Checks each name of the path below the mount.
-fn check_names(
-    path: &Path,
-    mount: &Path,
-    facts: &dyn Facts,
-    checked: &mut HashSet<PathBuf>,
-) -> Result<(), PolicyError> {
-    let mut here = path;
-    while here != mount {
-        let (Some(directory), Some(name)) = (parent(here), here.file_name()) else { break };
-        if !checked.insert(here.to_owned()) {
-            break;
-        }
-        match respelled(name).map(|other| distinguishes(directory, name, &other, facts)) {
-            None | Some(Some(true)) => {}
-            // A missing name: what others in its directory are like decides.
-            Some(None) if any_distinguished(directory, mount, facts) == Some(true) => {}
-            Some(None | Some(false)) => {
-                return Err(PolicyError::Spelling {
-                    name: path.to_owned(),
-                    at: directory.to_owned(),
-                });
-            }
-        }
-        here = directory;
+/// A mounted file system.
+struct Tree<'a> {
+    mount: &'a Path,
+    /// Of layers, which are alike in all directories; the plan can be used again if none is listed.
+    is_layered: bool,
+    facts: &'a dyn Facts,
+}
+
+impl<'a> Tree<'a> {
+    fn new(mount: &'a Mount, facts: &'a dyn Facts) -> Self {
+        Self { mount: &mount.point, is_layered: mount.kind == "overlay", facts }
     }
-    Ok(())
+
+    /// Checks each name of the path below the mount.
+    fn check_names(&self, path: &Path, checked: &mut HashSet<PathBuf>) -> Result<(), PolicyError> {
+        let mut here = path;
+        while here != self.mount {
+            let (Some(directory), Some(name)) = (parent(here), here.file_name()) else { break };
+            if !checked.insert(here.to_owned()) {
+                break;
+            }
+            let tells = |other: OsString| distinguishes(directory, name, &other, self.facts);
+            match respelled(name).map(tells) {
+                None | Some(Some(true)) => {}
+                // A missing name: what others in its directory are like decides.
+                Some(None) if self.any_distinguished(directory) == Some(true) => {}
+                Some(None | Some(false)) => {
+                    let (name, at) = (path.to_owned(), directory.to_owned());
+                    return Err(PolicyError::Spelling { name, at });
+                }
+            }
+            here = directory;
+        }
+        Ok(())
+    }
+
+    /// Patterns are matched with names as they are listed: not with what else leads to the same files.
+    fn check_patterns(&self) -> Result<(), PolicyError> {
+        match self.any_distinguished(self.mount) {
+            Some(false) => Err(PolicyError::PatternSpelling { at: self.mount.to_owned() }),
+            // Without names nothing matches.
+            Some(true) | None => Ok(()),
+        }
+    }
+
+    /// Whether spellings are told apart in a directory: by its names, or else where its own name is, up to the
+    /// mount. (File systems that decide by directory let a new one be like the one around it.)
+    fn any_distinguished(&self, directory: &Path) -> Option<bool> {
+        let tells = |directory: &Path, name: &OsStr| {
+            distinguishes(directory, name, &respelled(name)?, self.facts)
+        };
+        let above = parent(directory).filter(|_| directory != self.mount);
+        if self.is_layered
+            && let (Some(above), Some(name)) = (above, directory.file_name())
+            && let Some(known) = tells(above, name)
+        {
+            return Some(known);
+        }
+        let names = self.facts.list(directory).unwrap_or_default();
+        let known = names.iter().find_map(|(name, _)| tells(directory, name));
+        known.or_else(|| self.any_distinguished(above?))
+    }
 }
 
 /// Whether another spelling of a name is another name; `None` if there is no such name, which does not tell.
@@ -132,17 +182,6 @@ fn distinguishes(directory: &Path, name: &OsStr, other: &OsStr, facts: &dyn Fact
     let listed = facts.list(directory).ok()?;
     let is_listed = |name: &OsStr| listed.iter().any(|(listed, _)| listed == name);
     Some(is_listed(name) && is_listed(other))
-}
-
-/// Whether spellings are told apart in a directory: by its names, or else where its own name is, up to the mount.
-/// (File systems that decide by directory let a new one be like the one around it.)
-fn any_distinguished(directory: &Path, mount: &Path, facts: &dyn Facts) -> Option<bool> {
-    let tells = |name: &OsStr| distinguishes(directory, name, &respelled(name)?, facts);
-    let names = facts.list(directory).unwrap_or_default();
-    names.iter().find_map(|(name, _)| tells(name)).or_else(|| {
-        let above = parent(directory).filter(|_| directory != mount)?;
-        any_distinguished(above, mount, facts)
-    })
 }
 
 /// The name with the case of its letters changed; `None` if it has no letters with case.

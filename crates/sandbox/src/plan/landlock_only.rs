@@ -3,7 +3,8 @@
 //!
 //! Invariant: a Landlock rule can only grant, so a policy that denies something, or makes it read-only,
 //! inside of what it grants is refused, never approximated. Only from the kernel's trees a grant to read is kept
-//! away, by granting what is around them instead.
+//! away, by granting what is around them instead. A rule belongs to a directory, not to its path: it grants the
+//! same by every name that the directory has, what is mounted below another name included.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use codex_exec_server_protocol::AccessMode;
 
 use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
-use crate::decide::facts::{Facts, NodeKind};
+use crate::decide::alias::MountTable;
+use crate::decide::facts::{Facts, Mount, NodeKind};
 use crate::decide::kernel_trees::must_stay_apart;
 use crate::decide::paths::is_within;
 use crate::decide::policy::{DEVICES, Resolved, ResolvedPolicy};
@@ -53,7 +55,11 @@ pub(super) fn convert(
             remedy: format!("grant write access only to the directories that need it, or {remedy}"),
         });
     }
-    let apart = trees_apart(facts)?;
+    let mounts = facts.mounts().map_err(|error| PlanError::Unsupported {
+        reason: format!("the mount table cannot be read: {error}"),
+        remedy: "mount /proc".to_owned(),
+    })?;
+    let apart = trees_apart(&mounts, facts);
     if let Resolved::Restricted(policy) | Resolved::NetworkOnly(policy) = resolved
         && let Some(path) = inexpressible(policy, &apart)
     {
@@ -73,14 +79,22 @@ pub(super) fn convert(
             path == dev || apart.iter().any(|tree| tree != dev && is_within(path, tree))
         };
         rules.retain(|rule| !is_apart(&rule.path) && policy.access.named(&rule.path).is_some());
-        let mut around = Vec::new();
+        let table = MountTable::new(&mounts);
+        let names = Names { policy, mounts: &mounts, table: &table, apart: &apart, facts };
+        let mut granted = Vec::new();
         for rule in rules.drain(..) {
             match rule.grant {
-                Grant::Read => read_around(rule.path, &apart, facts, &mut around)?,
-                _ => around.push(rule),
+                Grant::Read => names.read_around(rule.path, &mut granted)?,
+                Grant::Write => {
+                    if let Some(other) = names.less_elsewhere(&rule.path, AccessMode::Write) {
+                        return Err(other.refusal(&rule.path));
+                    }
+                    granted.push(rule);
+                }
+                _ => granted.push(rule),
             }
         }
-        *rules = around;
+        *rules = granted;
         for path in DEVICES.map(PathBuf::from) {
             if policy.has_device(&path) && facts.lookup(&path).is_ok() {
                 rules.push(Rule { path, grant: Grant::Device });
@@ -94,43 +108,115 @@ pub(super) fn convert(
 }
 
 /// Trees that no grant around them includes: all devices, and what shows or takes what belongs to other processes.
-fn trees_apart(facts: &dyn Facts) -> Result<BTreeSet<PathBuf>, PlanError> {
-    let mounts = facts.mounts().map_err(|error| PlanError::Unsupported {
-        reason: format!("the mount table cannot be read: {error}"),
-        remedy: "mount /proc".to_owned(),
-    })?;
-    let apart = mounts.into_iter().filter(|mount| must_stay_apart(mount, facts));
-    Ok(apart.map(|mount| mount.point).chain([DEV.into()]).collect())
+fn trees_apart(mounts: &[Mount], facts: &dyn Facts) -> BTreeSet<PathBuf> {
+    let apart = mounts.iter().filter(|mount| must_stay_apart(mount, facts));
+    apart.map(|mount| mount.point.clone()).chain([DEV.into()]).collect()
 }
 
-/// Grants reading of everything below a path but the trees apart, where there are any: of each name that is
-/// there now.
-fn read_around(
-    path: PathBuf,
-    apart: &BTreeSet<PathBuf>,
-    facts: &dyn Facts,
-    rules: &mut Vec<Rule>,
-) -> Result<(), PlanError> {
-    if !apart.iter().any(|tree| *tree != path && is_within(tree, &path)) {
-        rules.push(Rule { path, grant: Grant::Read });
-        return Ok(());
-    }
-    let names = facts.list(&path).map_err(|error| PlanError::Unsupported {
-        reason: format!(
-            "namespaces are not available, and `{}`, which has trees of the kernel in it, cannot be listed \
-             ({error})",
-            path.display()
-        ),
-        remedy: "grant access only to the directories that need it".to_owned(),
-    })?;
-    for (name, kind) in names {
-        let below = path.join(name);
-        if matches!(kind, NodeKind::Directory | NodeKind::File) && !apart.contains(&below) {
-            read_around(below, apart, facts, rules)?;
+/// What rules are checked against: by which other names they would grant what.
+struct Names<'a> {
+    policy: &'a ResolvedPolicy,
+    mounts: &'a [Mount],
+    table: &'a MountTable<'a>,
+    apart: &'a BTreeSet<PathBuf>,
+    facts: &'a dyn Facts,
+}
+
+/// What a rule would grant by another name of its directory.
+struct Elsewhere {
+    /// The other name.
+    name: PathBuf,
+    /// A path there with less access.
+    less: PathBuf,
+    /// It is one of the kernel's trees.
+    is_apart: bool,
+}
+
+impl Elsewhere {
+    fn refusal(&self, path: &Path) -> PlanError {
+        PlanError::Unsupported {
+            reason: format!(
+                "namespaces are not available, and Landlock alone cannot grant `{}` without `{}`, because \
+                 `{}` is the same directory",
+                path.display(),
+                self.less.display(),
+                self.name.display()
+            ),
+            remedy: "grant access only to the directories that need it".to_owned(),
         }
     }
-    rules.push(Rule { path, grant: Grant::List });
-    Ok(())
+}
+
+impl Names<'_> {
+    /// Grants reading of everything below a path but the trees apart, where there are any: of each name that is
+    /// there now.
+    fn read_around(&self, path: PathBuf, rules: &mut Vec<Rule>) -> Result<(), PlanError> {
+        let is_around = |above: &Path, tree: &PathBuf| tree != above && is_within(tree, above);
+        let elsewhere = self.less_elsewhere(&path, AccessMode::Read);
+        match elsewhere {
+            Some(other) if !other.is_apart => return Err(other.refusal(&path)),
+            // The tree is mounted on this directory, by its other name.
+            Some(other) if other.less == other.name => return Ok(()),
+            None if !self.apart.iter().any(|tree| is_around(&path, tree)) => {
+                rules.push(Rule { path, grant: Grant::Read });
+                return Ok(());
+            }
+            Some(_) | None => {}
+        }
+        let names = self.facts.list(&path).map_err(|error| PlanError::Unsupported {
+            reason: format!(
+                "namespaces are not available, and `{}`, which has trees of the kernel in it, cannot be \
+                 listed ({error})",
+                path.display()
+            ),
+            remedy: "grant access only to the directories that need it".to_owned(),
+        })?;
+        for (name, kind) in names {
+            let below = path.join(name);
+            if matches!(kind, NodeKind::Directory | NodeKind::File) && !self.apart.contains(&below)
+            {
+                self.read_around(below, rules)?;
+            }
+        }
+        rules.push(Rule { path, grant: Grant::List });
+        Ok(())
+    }
+
+    /// What a rule for this path would grant that the policy does not, by another name of the directory. (Reading
+    /// the same files by both names is no more.)
+    fn less_elsewhere(&self, path: &Path, granted: AccessMode) -> Option<Elsewhere> {
+        let is_less = |access| match granted {
+            AccessMode::Write => access != AccessMode::Write,
+            _ => access == AccessMode::Deny,
+        };
+        let mount = self.facts.lookup(path).ok()?.identity.mount;
+        self.table.aliases(path, mount).into_iter().find_map(|(name, through)| {
+            let less = |less: &Path, is_apart| {
+                Some(Elsewhere { name: name.clone(), less: less.to_owned(), is_apart })
+            };
+            let access = &self.policy.access;
+            // By the other name, what mounts below the path cover is open, too.
+            let is_covered = || {
+                let mut mounts = self.mounts.iter();
+                mounts.any(|other| other.point != path && is_within(&other.point, path))
+            };
+            if is_less(access.access(&name)) && (granted == AccessMode::Write || is_covered()) {
+                return less(&name, false);
+            }
+            if let Some(tree) = self.apart.iter().find(|tree| is_within(tree, &name)) {
+                return less(tree, true);
+            }
+            let mounted = self.mounts.iter().filter(|mount| mount.id != through);
+            let mut mounted = mounted.filter(|mount| is_within(&mount.point, &name));
+            if let Some(mount) = mounted.find(|mount| is_less(access.access(&mount.point))) {
+                return less(&mount.point, false);
+            }
+            let mut regions = self.policy.regions.iter();
+            let region = regions
+                .find(|(at, region)| at != path && is_within(at, &name) && is_less(region.access));
+            region.and_then(|(at, _)| less(at, false))
+        })
+    }
 }
 
 /// A writable path that contains one of the kernel's trees.

@@ -15,11 +15,11 @@ use codex_linux_sandbox::decide::writable_history::WritableHistory;
 use codex_linux_sandbox::{Limits, OwnFiles};
 
 use super::decisions::{context, path_entry};
-use super::support::{Random, root};
+use super::support::{Random, glob, root};
 
 const CASES: u64 = 1_500;
 const SHARE: &str = "/share";
-const KINDS: [&str; 4] = ["fuse.sshfs", "9p", "virtiofs", "nfs4"];
+const KINDS: [&str; 5] = ["fuse.sshfs", "9p", "virtiofs", "nfs4", "overlay"];
 const NAMES: [&str; 4] = ["Ab", "cD", "ef", "12"];
 
 /// A file of the share. The root has the share as its only directory.
@@ -157,9 +157,12 @@ fn no_other_spelling_has_more_access() {
     let (mut decided, mut refused) = (0, 0);
     for seed in 0..CASES {
         let mut random = Random(seed);
-        let folding = *random.pick(&[0, 0, 20, 100]);
+        let kind = KINDS[random.below(KINDS.len())];
+        // Layers are alike in all directories.
+        let some: &[usize] = if kind == "overlay" { &[0, 100] } else { &[0, 0, 20, 100] };
+        let folding = *random.pick(some);
         let share = Place::generate(&mut random, 0, folding, false, &mut 1);
-        let machine = Machine { share, kind: KINDS[random.below(KINDS.len())] };
+        let machine = Machine { share, kind };
         let accesses = [AccessMode::Deny, AccessMode::Read, AccessMode::Write];
         let mut entries = vec![root(AccessMode::Read)];
         if random.below(2) == 0 {
@@ -169,6 +172,10 @@ fn no_other_spelling_has_more_access() {
             let path = random.pick(&all);
             entries.push(path_entry(path.to_str().unwrap(), *random.pick(&accesses)));
         }
+        // (A single directory that ignores case is looked for only where a name is restricted.)
+        let pattern = (folding != 20 && random.below(4) == 0)
+            .then(|| *random.pick(&["ab", "AB", "Ab", "cd", "EF", "12"]));
+        entries.extend(pattern.map(|name| glob(&format!("{SHARE}/**/{name}"))));
         let (own_files, history) = (OwnFiles::default(), WritableHistory::default());
         let state =
             ServerState { own_files: &own_files, writable_history: &history, ceiling: None };
@@ -178,6 +185,13 @@ fn no_other_spelling_has_more_access() {
         match resolved {
             Ok(Resolved::Restricted(policy)) => {
                 decided += 1;
+                let matches = |path: &&PathBuf| {
+                    pattern.is_some_and(|name| path.ends_with(name)) && machine.find(path).is_some()
+                };
+                for path in all.iter().filter(matches) {
+                    let access = policy.access.access(path);
+                    assert_eq!(access, AccessMode::Deny, "seed {seed}: {path:?}\n{context:?}");
+                }
                 let permitted = |path: &Path| match policy.access.access(path) {
                     AccessMode::Deny => 0,
                     AccessMode::Read => 1,
@@ -220,6 +234,10 @@ fn no_other_spelling_has_more_access() {
             Err(PolicyError::Spelling { at, .. }) => {
                 refused += 1;
                 assert!(machine.ignores_case_along(&at), "seed {seed}: {at:?} {context:?}");
+            }
+            Err(PolicyError::PatternSpelling { .. }) => {
+                refused += 1;
+                assert!(folding > 0 && pattern.is_some(), "seed {seed}: {context:?}");
             }
             other => panic!("seed {seed}: {other:?}"),
         }
