@@ -309,7 +309,7 @@ async fn launch(
             policy.hold_environment(exported);
         }
     };
-    let replay = snapshots.replay(&starter, config, &params, &environment, hold).await?;
+    let replay = snapshots.replay(&starter, config, &params, &environment, &hold).await?;
     if let Some(context) = &mut params.sandbox {
         network.make_readable(context);
     }

@@ -96,7 +96,7 @@ impl ShellSnapshots {
         limits: ShellSnapshotConfig,
         params: &ExecParams,
         environment: &Environment,
-        hold: impl FnOnce(&mut Environment),
+        hold: &(dyn Fn(&mut Environment) + Sync),
     ) -> Result<Option<Replay>, StartFailure> {
         let Some(asked) = &params.shell_snapshot else { return Ok(None) };
         validate_scope(&asked.scope_id).map_err(StartFailure::Refused)?;
@@ -109,7 +109,7 @@ impl ShellSnapshots {
         };
         let capture = async {
             // Boxed, as most processes need none: every start has room for what it may await.
-            let captured = Box::pin(self.capture(starter, limits, kind, params, environment));
+            let captured = Box::pin(self.capture(starter, limits, kind, params, environment, hold));
             captured
                 .await
                 .inspect_err(|error| {
@@ -165,6 +165,7 @@ impl ShellSnapshots {
         kind: ShellKind,
         params: &ExecParams,
         environment: &Environment,
+        hold: &(dyn Fn(&mut Environment) + Sync),
     ) -> Result<ShellSnapshot, CaptureError> {
         let mark = uuid::Uuid::new_v4().simple().to_string();
         let mut argv = params.argv.clone();
@@ -180,7 +181,7 @@ impl ShellSnapshots {
         };
         let output = self.captures.track_future(self.output(starter, limits, &shell, environment));
         let state = CapturedState::parse(kind, &mark, &output.await?)?;
-        Ok(ShellSnapshot::new(kind, state, environment, params.env_policy.as_ref())?)
+        Ok(ShellSnapshot::new(kind, state, environment, params.env_policy.as_ref(), hold)?)
     }
 
     /// The stdout of a process that exits with 0 in time. Its descendants are killed.

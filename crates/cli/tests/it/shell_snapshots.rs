@@ -32,7 +32,8 @@ async fn a_profile_widens_no_policy() {
     std::fs::write(&operator, text).unwrap();
     let sandbox = json!({"permissions": "workspace-write", "cwd": home, "workspaceRoots": [home]});
     let script = "touch \"$TARGET/new\" 2>/dev/null; touch new; echo ${TMPDIR-none} ${FROM-none}\n\
-                  f; shopt -q login_shell || echo restored; [ -e /dev/fd/3 ] || echo closed";
+                  f; shopt -q login_shell || echo restored; [ -e /dev/fd/3 ] || echo closed\n\
+                  env | grep -c BASH_FUNC_f";
     for (with_policy, tmpdir) in
         [(false, None), (false, Some(world.path().join("own"))), (true, None)]
     {
@@ -43,7 +44,7 @@ async fn a_profile_widens_no_policy() {
         let mut client = server.client().await;
         for (n, target) in [&outside, &home.join(".git"), world.path()].into_iter().enumerate() {
             let profile = format!(
-                "export TMPDIR={} FROM=profile; f() {{ echo function; }}\n",
+                "export TMPDIR={} FROM=profile; f() {{ echo function; }}; export -f f\n",
                 target.display()
             );
             std::fs::write(home.join(".bash_profile"), profile).unwrap();
@@ -58,7 +59,9 @@ async fn a_profile_widens_no_policy() {
             let (output, _) = client.closed(&id).await;
             let kept = tmpdir.as_ref().map_or("none".to_owned(), |it| it.display().to_string());
             let from = if with_policy { "none" } else { "profile" };
-            let expected = format!("{kept} {from}\nfunction\nrestored\nclosed\n");
+            // The operator does not let functions be exported.
+            let exported = usize::from(!with_policy);
+            let expected = format!("{kept} {from}\nfunction\nrestored\nclosed\n{exported}\n");
             assert_eq!(output, expected, "{with_policy}");
             assert!(!target.join("new").exists(), "{}", target.display());
             std::fs::remove_file(home.join("new")).unwrap();

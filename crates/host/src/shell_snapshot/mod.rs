@@ -122,16 +122,15 @@ impl fmt::Debug for Replay {
 }
 
 impl ShellSnapshot {
-    /// Makes a snapshot of what was captured in `base`, under `policy`.
+    /// Makes a snapshot of what was captured in `base`, under `policy` and what bounds every environment besides.
     pub fn new(
         kind: ShellKind,
         mut captured: CapturedState,
         base: &Environment,
         policy: Option<&EnvPolicy>,
+        hold: impl Fn(&mut Environment),
     ) -> Result<Self, SnapshotError> {
-        if let Some(policy) = policy {
-            unexport_functions(&mut captured, base, policy)?;
-        }
+        unexport_functions(&mut captured, base, policy, hold)?;
         let text = replay::state_text(kind, &captured)?;
         let variables: Environment = captured
             .variables
@@ -178,19 +177,23 @@ impl ShellSnapshot {
     }
 }
 
-/// Takes back the export of functions whose variable `policy` does not let through. Those that were in the
-/// environment before the profile ran stay.
+/// Takes back the export of functions whose variable `policy` or `hold` does not let through. Those that were in
+/// the environment before the profile ran stay.
 fn unexport_functions(
     captured: &mut CapturedState,
     base: &Environment,
-    policy: &EnvPolicy,
+    policy: Option<&EnvPolicy>,
+    hold: impl Fn(&mut Environment),
 ) -> Result<(), SnapshotError> {
     let exported = captured.attributes.iter_mut().filter(|(flags, _)| flags.contains(&b'x'));
     for (flags, name) in exported {
         let variable = [b"BASH_FUNC_", name.as_slice(), b"%%"].concat();
         let variable = OsString::from_vec(variable);
         let mut variables = Environment::from([(variable.clone(), OsString::new())]);
-        retain_allowed(&mut variables, policy)?;
+        if let Some(policy) = policy {
+            retain_allowed(&mut variables, policy)?;
+        }
+        hold(&mut variables);
         if variables.is_empty() && !base.contains_key(&variable) {
             flags.retain(|flag| *flag != b'x');
             captured.unexported.push(name.clone());

@@ -82,7 +82,7 @@ impl World {
     }
 
     fn snapshot(&self, policy: Option<&EnvPolicy>) -> Result<ShellSnapshot, SnapshotError> {
-        ShellSnapshot::new(self.kind, self.captured()?, &self.base, policy)
+        ShellSnapshot::new(self.kind, self.captured()?, &self.base, policy, |_| ())
     }
 
     fn ordinary(&self, script: &str) -> Vec<u8> {
