@@ -633,6 +633,12 @@ impl Foreground<'_> {
     /// The ending if the output cannot be written. Kills a command that this program started; one that was
     /// running before keeps running. Prints no message if the reader closed the output.
     fn write_failed(&self, error: &io::Error) -> Ending {
+        // What a terminal says that is gone, perhaps before SIGHUP or the end of input arrives.
+        if self.terminal.is_some()
+            && error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+        {
+            return self.hung_up(ProcessSignal::Hangup);
+        }
         let code = match error.kind() {
             io::ErrorKind::BrokenPipe => BROKEN_PIPE,
             _ => {
