@@ -177,6 +177,12 @@ impl Signals {
 /// By default it is ignored.
 const STOPPED: i32 = libc::SIGURG;
 
+/// What SIGCONT travels as on the way in, queued, with SIGCONT as its value (outer) or error (inner): unlike SIGCONT,
+/// it does not merge with one that the shell has sent to the group.
+pub(super) fn resume_signal() -> i32 {
+    libc::SIGRTMAX()
+}
+
 /// Stops this process because the target has stopped, so that the shell takes its terminal back. When
 /// resumed, returns the previous foreground group, if that is a group inside.
 fn stop() -> Option<Pid> {
@@ -191,8 +197,13 @@ fn resume_target(child: i32, holder: Option<Pid>) {
     if let (Some(holder), TerminalHolder::ThisGroup) = (holder, TerminalHolder::current()) {
         give_terminal(holder);
     }
-    // SAFETY: no pointers; the child was not reaped, so the number is its own.
-    unsafe { libc::kill(child, libc::SIGCONT) };
+    let value = libc::sigval { sival_ptr: libc::SIGCONT as usize as *mut libc::c_void };
+    // SAFETY: no pointers: the value is a number; the child was not reaped, so the number is its own.
+    unsafe {
+        // The shell has resumed it only if it belongs to the job.
+        libc::kill(child, libc::SIGCONT);
+        libc::sigqueue(child, resume_signal(), value);
+    }
 }
 
 fn is_stopped(pid: i32) -> bool {
@@ -318,7 +329,7 @@ impl SignalForwarder {
     }
 
     /// Forwards pending signals to the inner process, marked as queued: it also receives the signals of
-    /// its group, unmarked.
+    /// its group, unmarked. SIGCONT goes as [`resume_signal`].
     pub(super) fn forward(&self, inner: &impl AsRawFd) {
         let mut bytes = [0; size_of::<libc::signalfd_siginfo>()];
         while rustix::io::read(&self.fd, &mut bytes) == Ok(bytes.len()) {
@@ -331,12 +342,18 @@ impl SignalForwarder {
                 continue;
             }
             // A shell resumes the whole group. The target resumes once it has its terminal again.
-            if info.ssi_signo as i32 == libc::SIGCONT && info.ssi_pid as i32 != self.parent {
+            if info.ssi_signo as i32 == libc::SIGCONT {
                 continue;
             }
+            let is_resume = info.ssi_signo as i32 == resume_signal()
+                && info.ssi_pid as i32 == self.parent
+                && info.ssi_int == libc::SIGCONT;
             // SAFETY: plain data, of which only these two members are read.
             let mut mark = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
             (mark.si_signo, mark.si_code) = (info.ssi_signo as i32, libc::SI_QUEUE);
+            if is_resume {
+                mark.si_errno = libc::SIGCONT;
+            }
             // SAFETY: the structure lives across the call.
             unsafe {
                 libc::syscall(

@@ -10,7 +10,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::placeholder::HeldPlaceholders;
-use super::{during, execute, landlock, managed, outer, privileges, streams, sys, tree};
+use super::{
+    during, execute, foreground, landlock, managed, outer, privileges, streams, sys, tree,
+};
 use crate::plan::{Network, Plan, Target};
 use crate::reentry::Helper;
 use crate::status::{Failure, Stage};
@@ -153,6 +155,17 @@ fn reap(target: i32, stop_pipe: Option<&OwnedFd>, shares_pids: bool) -> i32 {
         }
         // SAFETY: both live across the call. Every signal is blocked, so none is missed in between.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, &raw mut information) };
+        let is_marked = information.si_code == libc::SI_QUEUE;
+        let is_resume = is_marked
+            && signal == foreground::resume_signal()
+            && information.si_errno == libc::SIGCONT;
+        let signal = if is_resume { libc::SIGCONT } else { signal };
+        // A shell resumes the whole job, and the process outside passes that on once the terminal is ready. A second
+        // resumption, by the shell's own signal or by that one, could undo the target's next stop.
+        let is_shells = signal == libc::SIGCONT && !is_marked && information.si_code <= 0;
+        if is_shells && stop_pipe.is_some() {
+            continue;
+        }
         if signal > 0 && signal != libc::SIGCHLD {
             forward_signal(target, signal, &information, shares_pids);
         }
