@@ -73,8 +73,8 @@ impl Cgroup {
     /// Enters the group of this server's programs; `None` where no group is delegated.
     pub(super) fn enter(server: Pid) -> Option<Self> {
         let parent = delegated(server)?;
-        remove_empty(&parent);
         let directory = directory_of_programs(&parent, server);
+        remove_empty(&parent, &directory);
         let own = directory.join("warden");
         let entered =
             create(&directory).and_then(|()| create(&own)).and_then(|()| move_into(&own, 0));
@@ -161,10 +161,12 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the groups of earlier servers that were killed together with their wardens.
-fn remove_empty(parent: &Path) {
+/// Removes the groups of earlier servers that were killed together with their wardens. This server's own may have
+/// groups for programs that are about to start.
+fn remove_empty(parent: &Path, own: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(b"codex-exec-") {
+        let is_group = entry.file_name().as_encoded_bytes().starts_with(b"codex-exec-");
+        if is_group && entry.path() != own {
             let _ = remove_tree(&entry.path());
         }
     }
@@ -184,8 +186,8 @@ struct Groups {
 }
 
 impl ProgramGroups {
-    /// Prepares the delegated group, if there is one. Call it in the server before it starts its warden,
-    /// which makes the groups.
+    /// Prepares the delegated group, if there is one. Call it in the server before it starts its warden, which
+    /// enters the group: the first program may start before that.
     pub(super) fn prepare() -> Self {
         let server = rustix::process::getpid();
         let Some(parent) = delegated(server) else { return Self::default() };
@@ -197,6 +199,12 @@ impl ProgramGroups {
             restore(&parent, server);
         }
         let directory = directory_of_programs(&parent, server);
+        // An earlier process may have had this number.
+        let _ = remove_tree(&directory);
+        let made = create(&directory).and_then(|()| enable_controllers(&directory, '+'));
+        if let Err(error) = made {
+            tracing::warn!(%error, directory = %directory.display(), "cannot use the delegated cgroup");
+        }
         Self(Some(Arc::new(Groups { directory, last: AtomicU64::new(0), stale: Mutex::default() })))
     }
 
