@@ -62,3 +62,12 @@ impl AccessMap {
         self.named.iter().map(|(path, access)| (Path::new(path), *access))
     }
 }
+
+/// Whether `access` allows more than `most`.
+pub(crate) fn exceeds(access: AccessMode, most: AccessMode) -> bool {
+    match most {
+        AccessMode::Deny => access != AccessMode::Deny,
+        AccessMode::Read => access == AccessMode::Write,
+        AccessMode::Write => false,
+    }
+}

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
+use super::access::exceeds;
 use super::facts::{Identity, Mount, Node, ResolvedPath, Resolver};
 use super::kernel_trees;
 use super::path_trace::PathTrace;
@@ -135,15 +136,6 @@ fn lower(
             policy.regions.retain(|(other, _)| *other != path);
             policy.regions.push((path, Region { access, node, is_server_file: false }));
         }
-    }
-}
-
-/// Whether `access` allows more than `most`.
-fn exceeds(access: AccessMode, most: AccessMode) -> bool {
-    match most {
-        AccessMode::Deny => access != AccessMode::Deny,
-        AccessMode::Read => access == AccessMode::Write,
-        AccessMode::Write => false,
     }
 }
 

@@ -13,7 +13,7 @@ use codex_exec_server_protocol::{
     NetworkPolicy, PathUri, PermissionProfile, RestrictedFileSystem, SandboxContext, SpecialPath,
 };
 
-use super::access::AccessMap;
+use super::access::{AccessMap, exceeds};
 use super::alias::ServerFiles;
 use super::facts::{Facts, Mount, Node, NodeKind, Obstacle, ResolvedPath, Resolver};
 use super::glob::Glob;
@@ -584,10 +584,7 @@ impl<'a> Resolving<'a> {
                 }
             };
             self.server_files.found.push((path.clone(), node, most));
-            let exceeds = |access| match most {
-                AccessMode::Deny => access != AccessMode::Deny,
-                _ => access == AccessMode::Write,
-            };
+            let exceeds = |access| exceeds(access, most);
             let policy = &mut self.policy;
             let reads_only = most == AccessMode::Read && exceeds(policy.access.access(&path));
             if policy.access.named(&path).is_none() {

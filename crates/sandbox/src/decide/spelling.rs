@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use codex_exec_server_protocol::AccessMode;
 
+use super::access::exceeds;
 use super::facts::{Facts, Mount};
 use super::kernel_trees;
 use super::paths::{is_within, parent};
@@ -88,11 +89,7 @@ fn is_foreign(mount: &Mount) -> bool {
 fn restricted(policy: &ResolvedPolicy) -> impl Iterator<Item = PathBuf> {
     let is_less = |path: &Path, access| {
         let around = parent(path).map(|above| policy.access.access(above));
-        around.is_some_and(|around| match access {
-            AccessMode::Deny => around != AccessMode::Deny,
-            AccessMode::Read => around == AccessMode::Write,
-            AccessMode::Write => false,
-        })
+        around.is_some_and(|around| exceeds(around, access))
     };
     let regions = policy.regions.iter().filter(move |(path, region)| is_less(path, region.access));
     let missing = policy.protected.iter().map(|name| {

@@ -13,6 +13,7 @@ use codex_exec_server_protocol::AccessMode;
 
 use super::{Base, Enforcement, Grant, Isolation, PlanError, Rule, Tree};
 use crate::capabilities::{Capabilities, NEEDED_LANDLOCK};
+use crate::decide::access::exceeds;
 use crate::decide::alias::MountTable;
 use crate::decide::facts::{Facts, Mount, NodeKind};
 use crate::decide::kernel_trees::must_stay_apart;
@@ -185,10 +186,7 @@ impl Names<'_> {
     /// What a rule for this path would grant that the policy does not, by another name of the directory. (Reading
     /// the same files by both names is no more.)
     fn less_elsewhere(&self, path: &Path, granted: AccessMode) -> Option<Elsewhere> {
-        let is_less = |access| match granted {
-            AccessMode::Write => access != AccessMode::Write,
-            _ => access == AccessMode::Deny,
-        };
+        let is_less = |access| exceeds(granted, access);
         let mount = self.facts.lookup(path).ok()?.identity.mount;
         self.table.aliases(path, mount).into_iter().find_map(|(name, through)| {
             let less = |less: &Path, is_apart| {
@@ -237,12 +235,8 @@ fn inexpressible<'p>(policy: &'p ResolvedPolicy, apart: &BTreeSet<PathBuf>) -> O
             stack.pop();
         }
         if let Some((_, above)) = stack.last() {
-            let less = match region.access {
-                AccessMode::Deny if *above == AccessMode::Read => !apart.contains(path),
-                AccessMode::Deny => *above != AccessMode::Deny,
-                AccessMode::Read => *above == AccessMode::Write,
-                AccessMode::Write => false,
-            };
+            let is_apart = *above == AccessMode::Read && apart.contains(path);
+            let less = exceeds(*above, region.access) && !is_apart;
             if less {
                 return Some(path);
             }
